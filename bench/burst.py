@@ -42,13 +42,13 @@ meet the same phase of it.
 
 async def running(driver: CliDriver, size: int) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
-        while sum(j.state == "RUNNING" for j in (await driver.snapshot()).jobs.values()) < size:
+        while sum(j.state == "RUNNING" for j in (await driver.list_jobs()).jobs.values()) < size:
             await asyncio.sleep(0.02)
 
 
 async def none_live(driver: CliDriver) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
-        while any(not j.state.ended for j in (await driver.snapshot()).jobs.values()):
+        while any(not j.state.ended for j in (await driver.list_jobs()).jobs.values()):
             await asyncio.sleep(0.05)
         while any(node.state != "idle" for node in (await driver.site()).nodes.values()):
             await asyncio.sleep(0.05)
@@ -77,7 +77,7 @@ async def ours(driver: CliDriver, size: int, kubeconfig: Path) -> tuple[float, i
         await client.apply(RolloutPool(metadata=ObjectMeta(name=KEY.name), spec=RolloutPoolSpec.model_validate(spec)))
         await running(driver, size)
         taken = time.monotonic() - began
-        submits = {id.partition("_")[0] for id, j in (await driver.snapshot()).jobs.items() if not j.state.ended}
+        submits = {id.partition("_")[0] for id, j in (await driver.list_jobs()).jobs.items() if not j.state.ended}
         await client.delete(KEY)
         async with asyncio.timeout(LIMIT_SECONDS):
             while True:

@@ -4,7 +4,7 @@ The server is real, in a process of its own, with TLS and synchronous=FULL. The 
 process: it takes leases and answers at once. The baseline is a service of the common kind, a queue and a dictionary in
 memory behind the same HTTP library and the same TLS, that loses everything when it stops.
 
-Long trajectories go from the node agent, which makes and compresses each anew, over the server's disk to a client, which is
+Long trajectories go from the node agent, which makes and compresses each one, over the server's disk to a client, which is
 a process of its own. They travel as columns; the baseline is JSON, with everything else the same.
 
     python -m bench.control_plane [--rollouts 3000] [--trajectories 600]

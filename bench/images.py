@@ -93,7 +93,7 @@ async def be_node(folder: Path, image: str, tier: str | None) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     before = cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    await cache.stage(image)
+    await cache.prefetch(image)
     print(cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) - before, flush=True)
 
 

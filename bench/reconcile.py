@@ -23,11 +23,11 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
-from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
+from rollyard.reconcilers.job_listings import INTERVAL_SECONDS
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.store.store import Store
-from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobListing, Site
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.cli_driver import MARK, QUEUE, read_queue
 from rollyard.wire.base import Identity
@@ -48,11 +48,11 @@ class SimulatedSlurm:
         self.submitted = asyncio.Event()
         self._next = 0
 
-    async def snapshot(self) -> Snapshot:
+    async def list_jobs(self) -> JobListing:
         self.calls += 1
         taken_at = time.time()
         header = MARK.join(QUEUE) + MARK + "\n"
-        return Snapshot(taken_at, read_queue(header + "".join(self.rows.values())))
+        return JobListing(taken_at, read_queue(header + "".join(self.rows.values())))
 
     async def submit(self, script: BatchScript) -> list[str]:
         self._next += 1
@@ -85,7 +85,7 @@ class Bench:
     def __init__(self, folder: Path, store: Store) -> None:
         self.store, self.slurm = store, SimulatedSlurm()
         self.parts = Parts(store, self.slurm, folder, SystemClock(), lease_seconds=3600.0)
-        self.manager, self.agents = self.parts.manager, self.parts.agents
+        self.manager, self.node_agents = self.parts.manager, self.parts.node_agents
 
     async def build(self, pools: int) -> None:
         """Create `pools` pools of ten, everything ready."""
@@ -113,8 +113,8 @@ class Bench:
         identity = Identity(
             allocation=meta.name, namespace=meta.namespace, uid=meta.uid, job_id="1", instance="bench", node="n1"
         )
-        self.agents.connect(
-            ConnectedAgent(
+        self.node_agents.connect(
+            ConnectedNodeAgent(
                 identity, PoolKey(meta.namespace, allocation.spec.pool.name), lambda message: None, expel=lambda: None
             )
         )
@@ -147,7 +147,7 @@ class Bench:
         """Return the baseline's share of a core: every pool queries the queue once per interval."""
         cpu, looks = time.process_time(), int(seconds / INTERVAL_SECONDS * pools)
         for _ in range(looks):
-            await self.slurm.snapshot()
+            await self.slurm.list_jobs()
         return (time.process_time() - cpu) / seconds
 
 

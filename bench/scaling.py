@@ -10,7 +10,7 @@ The queue is never empty. Busy stage workers are counted every LOOK_SECONDS. The
 uses above the CPU time of the same server, with the same node agents, before the first rollout. Its wake-ups for a rollout
 are counted in the same way: they show how much of its work the server does for several rollouts at once.
 
-    python -m bench.scaling [--agents 1 2 4 8 16 64] [--seconds 100] [--speedup 2]
+    python -m bench.scaling [--node-agents 1 2 4 8 16 64] [--seconds 100] [--speedup 2]
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _WaitingRun(LeaseRun):
         self.tally.ended += 1
 
 
-class _WaitingAgent(NodeAgent):
+class _WaitingNodeAgent(NodeAgent):
     """A node agent whose rollouts only wait."""
 
     def __init__(self, tally: Tally, link: ServerLink, http: aiohttp.ClientSession) -> None:
@@ -123,7 +123,7 @@ class _WaitingAgent(NodeAgent):
 
 @dataclass(frozen=True)
 class Figures:
-    agents: int
+    node_agents: int
     rate: float
     """Rollouts a second."""
     used: float
@@ -142,7 +142,7 @@ class Figures:
     """Share of one core that the node agents' process used."""
 
 
-async def measure(agents: int, seconds: float, speedup: float) -> Figures:
+async def measure(node_agents: int, seconds: float, speedup: float) -> Figures:
     """Start a server and a pool of node agents, and measure them in the steady state."""
     with (
         tempfile.TemporaryDirectory(prefix="rollyard-bench-") as home,
@@ -156,10 +156,10 @@ async def measure(agents: int, seconds: float, speedup: float) -> Figures:
         }
         async with (
             AsyncClient(kubeconfig=kubeconfig) as client,
-            null_pool(client, kubeconfig.parent, agents, **pool) as jobs,
+            null_pool(client, kubeconfig.parent, node_agents, **pool) as jobs,
         ):
             links = [(ServerLink.open(folder), job) for folder, job in jobs]
-            tally = Tally({stage: stage_times(stage, speedup, agents * PLACES) for stage in Stage})
+            tally = Tally({stage: stage_times(stage, speedup, node_agents * PLACES) for stage in Stage})
             return await _measure(client, links, tally, pid, seconds)
 
 
@@ -170,7 +170,7 @@ async def _measure(
         nodes = []
         for link, job in links:
             os.environ["SLURM_JOB_ID"] = job
-            node = _WaitingAgent(tally, link, await stack.enter_async_context(link.session()))
+            node = _WaitingNodeAgent(tally, link, await stack.enter_async_context(link.session()))
             nodes.append(node)
             await stack.enter_async_context(running(node.run(asyncio.Event())))
         await asyncio.sleep(IDLE_SECONDS)
@@ -202,7 +202,7 @@ def wakeups(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
-async def _look(nodes: list[_WaitingAgent], seconds: float) -> float:
+async def _look(nodes: list[_WaitingNodeAgent], seconds: float) -> float:
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         for node in nodes:
@@ -211,10 +211,10 @@ async def _look(nodes: list[_WaitingAgent], seconds: float) -> float:
     return passed
 
 
-async def _submit(client: AsyncClient, tally: Tally, agents: int) -> None:
+async def _submit(client: AsyncClient, tally: Tally, node_agents: int) -> None:
     submitted = 0
     while True:
-        while submitted - tally.ended < agents * (PLACES + QUEUED):
+        while submitted - tally.ended < node_agents * (PLACES + QUEUED):
             ids = range(submitted, submitted + SUBMIT)
             await client.submit(
                 [RolloutRequest.model_validate({"id": f"r-{i}", "pool": "null", "task": TASK}) for i in ids]
@@ -225,25 +225,27 @@ async def _submit(client: AsyncClient, tally: Tally, agents: int) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
-    options.add_argument("--seconds", type=float, default=100.0, help="time that is measured for each number of agents")
+    options.add_argument("--node-agents", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
+    options.add_argument(
+        "--seconds", type=float, default=100.0, help="time that is measured for each number of node agents"
+    )
     options.add_argument("--speedup", type=float, default=2.0, help="divisor of the stage times")
     given = options.parse_args()
     logging.disable(logging.WARNING)
     print(f"stage times / {given.speedup:g}: ", end="")
     print(", ".join(f"{stage} {mean / given.speedup:.2f} s" for stage, mean in MEAN_SECONDS.items()))
     print(
-        f"{'agents':>6}{'rollouts/s':>12}{'of linear':>11}{'used':>7}{'idle: INIT':>12}{'RUN':>7}{'EVAL':>7}{'all':>7}",
+        f"{'nodes':>6}{'rollouts/s':>12}{'of linear':>11}{'used':>7}{'idle: INIT':>12}{'RUN':>7}{'EVAL':>7}{'all':>7}",
         end="",
     )
-    print(f"{'server: ms':>12}{'wake-ups':>10}{'idle':>7}{'busy':>6}{'agents busy':>13}")
+    print(f"{'server: ms':>12}{'wake-ups':>10}{'idle':>7}{'busy':>6}{'nodes busy':>13}")
     rows = list[Figures]()
-    for agents in given.agents:
-        row = asyncio.run(measure(agents, given.seconds, given.speedup))
+    for node_agents in given.node_agents:
+        row = asyncio.run(measure(node_agents, given.seconds, given.speedup))
         rows.append(row)
-        linear = row.rate / agents / (rows[0].rate / rows[0].agents)
+        linear = row.rate / node_agents / (rows[0].rate / rows[0].node_agents)
         idle = "".join(f"{row.idle[stage]:>{width}.1%}" for stage, width in zip(Stage, (12, 7, 7), strict=True))
-        print(f"{agents:>6}{row.rate:>12.2f}{linear:>11.1%}{row.used:>7.1%}{idle}{row.all_idle:>7.1%}", end="")
+        print(f"{node_agents:>6}{row.rate:>12.2f}{linear:>11.1%}{row.used:>7.1%}{idle}{row.all_idle:>7.1%}", end="")
         print(f"{row.cpu_ms:>12.2f}{row.wakeups:>10.1f}{row.idle_server:>7.1%}{row.server:>6.0%}", end="")
         print(f"{row.simulation:>13.0%}", flush=True)
     mean = statistics.mean(row.cpu_ms for row in rows)

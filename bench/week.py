@@ -142,7 +142,7 @@ class Sample:
     hours: float
     queued: int
     in_flight: int
-    agents: tuple[int, int, int]
+    node_agents: tuple[int, int, int]
     engines: tuple[int, int, int]
 
 
@@ -236,16 +236,16 @@ def run(
 def write_csv(file: Path, samples: Sequence[Sample]) -> None:
     with file.open("w", newline="") as out:
         rows = csv.writer(out)
-        sizes = [f"{who}_{what}" for who in ("agents", "engines") for what in ("desired", "started", "ready")]
+        sizes = [f"{who}_{what}" for who in ("node_agents", "engines") for what in ("desired", "started", "ready")]
         rows.writerow(["hours", "queued", "in_flight", *sizes])
-        rows.writerows([f"{s.hours:.3f}", s.queued, s.in_flight, *s.agents, *s.engines] for s in samples)
+        rows.writerows([f"{s.hours:.3f}", s.queued, s.in_flight, *s.node_agents, *s.engines] for s in samples)
 
 
 def write_svg(file: Path, title: str, samples: Sequence[Sample]) -> None:
     """Draw three panels over time: demand, node agents, model servers."""
     panels = [
         ("rollouts: queued and in flight", [("queued + in flight", "#888", [s.queued + s.in_flight for s in samples])]),
-        ("node agents' allocations", _lines([s.agents for s in samples])),
+        ("node agents' allocations", _lines([s.node_agents for s in samples])),
         ("model servers' allocations", _lines([s.engines for s in samples])),
     ]
     width, height, left, top = 1100, 150, 60, 40

@@ -1,4 +1,5 @@
-"""Names and docstrings: a class name stands once, a docstring opens with a noun or a verb, errors form one tree."""
+"""Names and docstrings: a class name stands once, a docstring opens with a noun or a verb, errors form one tree, and a word
+of the glossary has one meaning (`glossary_words`)."""
 
 import ast
 import builtins
@@ -7,6 +8,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is run as a script
+
+from scripts.glossary_words import WORDS, wrong_name, wrong_phrase
 
 ROOT = Path(__file__).resolve().parents[1]
 OPENING = re.compile(r"(Of|What|Who|So|That)\b")
@@ -21,6 +26,11 @@ Modules = dict[Path, ast.Module]
 def main() -> int:
     modules, tests = read("rollyard"), read("tests")
     complaints = [*repeated_classes(modules), *openings({**modules, **tests}), *strange_errors(modules)]
+    complaints += [
+        *stale_words(),
+        *wrong_names({**modules, **tests, **read("simulation"), **read("bench")}),
+        *wrong_phrases(),
+    ]
     print("\n".join(complaints))
     return 1 if complaints else 0
 
@@ -92,6 +102,48 @@ def strange_errors(modules: Modules) -> Iterator[str]:
     for name in re.findall(r"\b[A-Z][a-z]+[A-Z]\w+", outside):
         if name not in classes:
             yield f"{ERRORS}: {name} stands below the tree, and no such class exists"
+
+
+def stale_words() -> Iterator[str]:
+    """Words without a row in the glossary, and folders that do not exist."""
+    rows = (ROOT / "docs/glossary.md").read_text()
+    for word in WORDS:
+        if f"\n| {word.word} |" not in rows:
+            yield f"docs/glossary.md: the table has no row for {word.word}"
+        for folder in (*word.absent_from, *(one for one in word.allowed if "/" in one)):
+            if not (ROOT / folder).is_dir():
+                yield f"scripts/glossary_words.py: {word.word}: there is no folder {folder}; write its present name"
+
+
+def wrong_names(modules: Modules) -> Iterator[str]:
+    """Names of modules, classes, functions, constants and attributes in which a word has a wrong meaning."""
+    for path, tree in modules.items():
+        for line, name in sorted(set(defined_names(path, tree))):
+            yield from (f"{path}:{line}: {why}" for why in wrong_name(name, str(path)))
+
+
+def defined_names(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    yield 1, path.stem
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+        if isinstance(node, ast.ClassDef | ast.Module):
+            for item in node.body:
+                match item:
+                    case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                        yield item.lineno, name
+
+
+def wrong_phrases() -> Iterator[str]:
+    folders = ("bench", "deploy", "docs", "examples", "rollyard", "simulation")
+    for path in sorted([*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]):
+        if path.suffix in (".md", ".py", ".sh", ".yaml") and path.name not in ("CHANGELOG.md", "glossary.md"):
+            where = str(path.relative_to(ROOT))
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                yield from (f"{where}:{number}: {why}" for why in wrong_phrase(line, where))
 
 
 if __name__ == "__main__":

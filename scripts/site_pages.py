@@ -1,4 +1,4 @@
-"""Pages of the site that are no files in docs/: the pages beside the code, and two references made from the models.
+"""Pages of the site that are not files in docs/: the pages beside the code, and two references made from the models.
 
 A hook of MkDocs (`hooks` in mkdocs.yml). The references hold every field of every kind, and every route with its query
 parameters, as the loader and the server have them. So they cannot differ from the code.
@@ -72,7 +72,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def site_links(markdown: str, folder: Path) -> str:
-    """The links of a page in `folder`, as the site needs them; the name alone where the target is no page."""
+    """The links of a page in `folder`, as the site needs them; the name alone where the target is not a page."""
 
     def moved(match: re.Match[str]) -> str:
         text, target, anchor = match["text"], match["target"], match["anchor"] or ""

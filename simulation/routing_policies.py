@@ -14,7 +14,7 @@ from rollyard.kinds.base import Reason
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.parts_and_wakeups import Routing
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.base import Identity
@@ -44,8 +44,8 @@ class Ours:
         self._burst = -1.0, self._choice.burst(POOL)
         self._last = "", ""
         """The last group that arrived, and its server."""
-        parts.agents.connect(
-            ConnectedAgent(_identity("node"), PoolKey("default", "swe"), self._heard, expel=lambda: None)
+        parts.node_agents.connect(
+            ConnectedNodeAgent(_identity("node"), PoolKey("default", "swe"), self._heard, expel=lambda: None)
         )
 
     # the clock

@@ -353,7 +353,7 @@ class Engines(SimulatedPool):
                 rollout.endpoint = None  # parked; it continues when there is a server again
 
 
-class Agent:
+class SimulatedNodeAgent:
     """One node agent: three stages, each with its workers and its waiting rollouts."""
 
     def __init__(self, side: RolloutSide, name: str) -> None:
@@ -382,7 +382,7 @@ class Agent:
                 self._side.clock.after(rollout.seconds[stage], lambda r=rollout, s=stage: self._done(r, s))  # type: ignore[misc]
 
     def _done(self, rollout: Rollout, stage: Stage) -> None:
-        if self._side.agents.get(self._name) is not self:
+        if self._side.node_agents.get(self._name) is not self:
             return
         self._busy[stage] -= 1
         if stage is Stage.EVAL:
@@ -405,22 +405,22 @@ class RolloutSide(SimulatedPool):
 
     def __init__(self, clock: Clock, slurm: Slurm, pool: Pool) -> None:
         super().__init__(clock, slurm, pool)
-        self.agents: dict[str, Agent] = {}
+        self.node_agents: dict[str, SimulatedNodeAgent] = {}
         self.all: list[Rollout] = []
         self._queue: deque[Rollout] = deque()
 
     def load(self, name: str) -> int:
-        return len(self.agents[name].held) if name in self.agents else 0
+        return len(self.node_agents[name].held) if name in self.node_agents else 0
 
     def queued(self) -> Counter[Stage]:
         return Counter(rollout.stage for rollout in self._queue)
 
     def in_flight(self) -> Counter[Stage]:
-        return Counter(rollout.stage for agent in self.agents.values() for rollout in agent.held)
+        return Counter(rollout.stage for agent in self.node_agents.values() for rollout in agent.held)
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue) or any(agent.held for agent in self.agents.values())
+        return bool(self._queue) or any(agent.held for agent in self.node_agents.values())
 
     def metrics(self) -> list[Metric]:
         return rollout_metrics(self.pool.spec, self.queued(), self.in_flight())
@@ -435,7 +435,7 @@ class RolloutSide(SimulatedPool):
         if not self._queue:
             return
         now, budget = self.clock.now, self.pool.spec.budget_seconds
-        able = [agent for name, agent in self.agents.items() if agent.room > 0 and self._takes(name, now + budget)]
+        able = [agent for name, agent in self.node_agents.items() if agent.room > 0 and self._takes(name, now + budget)]
         while self._queue and able:
             rollout, agent = self._queue[0], max(able, key=lambda a: a.room)
             if rollout.stage is not Stage.EVAL and not self.engines.pin(rollout):
@@ -456,21 +456,21 @@ class RolloutSide(SimulatedPool):
 
     def moved(self, name: str) -> None:
         """Called after every change of work there."""
-        if self.allocations[name].spec.drain and not self.agents[name].held:
+        if self.allocations[name].spec.drain and not self.node_agents[name].held:
             self.end(name, "COMPLETED")
         self.dispatch()
 
     def ready(self, name: str) -> None:
-        self.agents[name] = Agent(self, name)
+        self.node_agents[name] = SimulatedNodeAgent(self, name)
         self.dispatch()
 
     def told_to_drain(self, name: str) -> None:
-        if not self.agents[name].held:
+        if not self.node_agents[name].held:
             self.end(name, "COMPLETED")
 
     def gone(self, name: str) -> None:
         """Return its rollouts to the queue; those that finished RUN are only scored again."""
-        agent = self.agents.pop(name, None)
+        agent = self.node_agents.pop(name, None)
         for rollout in sorted(agent.held if agent else (), key=lambda r: r.arrived, reverse=True):
             if rollout.stage is not Stage.EVAL:
                 self.engines.release(rollout)

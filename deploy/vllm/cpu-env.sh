@@ -18,7 +18,7 @@ die() { echo "cpu-env.sh: $*" >&2; exit 1; }
 say() { echo "cpu-env.sh: $*" >&2; }
 
 FOLDER=$(realpath -m "$FOLDER")
-# By its name alone: the folder gets it when everything in it has been tried. Of other versions it is made anew.
+# By its name alone: the folder gets it when everything in it has been tried. For other versions it is made again.
 whole() { [ "$(cat "$FOLDER/.versions" 2>/dev/null)" = "$TORCH $VLLM" ]; }
 if whole; then echo "$FOLDER/bin/python"; exit 0; fi
 "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || die "$PYTHON has no venv; install it (Debian, Ubuntu: apt-get install python3-venv)"

@@ -32,7 +32,7 @@ from rollyard.core.errors import (
 )
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
@@ -151,7 +151,7 @@ async def _read_start(client: web.WebSocketResponse) -> Start:
     return start
 
 
-async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, ConnectedAgent, LeaseRef]:
+async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, ConnectedNodeAgent, LeaseRef]:
     """Return the rollout, the node agent that has its sandbox, and the sandbox's lease: the present one, or that of an
     attempt whose sandbox is kept. Raises ApiError with what one can do otherwise."""
     services: Services = request.app[SERVICES]
@@ -160,7 +160,7 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
     if (
         record.status is not Status.RUNNING
         and start.kind in _EVENTS
-        and (found := services.agents.kept(record.key, record.pool_key))
+        and (found := services.node_agents.kept(record.key, record.pool_key))
     ):
         return record, found[0], found[1].lease
     if record.status.terminal:
@@ -176,7 +176,7 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
     stage = lease.stage if lease is not None and lease.fence == record.fence else record.stage
     if stage is Stage.EVAL and start.kind in _EVENTS and not start.eval:
         raise Conflict(eval_refusal(id))
-    agent = services.agents.get(record.holder)
+    agent = services.node_agents.get(record.holder)
     if agent is None:
         raise Unavailable(
             f"the node agent of rollout {id}, on node {record.node}, is not connected now; try again in a few seconds",
@@ -193,7 +193,7 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
 
 @asynccontextmanager
 async def _node_agent(
-    request: web.Request, agent: ConnectedAgent, lease: LeaseRef, start: Start
+    request: web.Request, agent: ConnectedNodeAgent, lease: LeaseRef, start: Start
 ) -> AsyncIterator[web.WebSocketResponse]:
     """The node agent's WebSocket for this attachment. Raises ApiError if the node agent cannot begin."""
     live = request.app[_ATTACHMENTS]

@@ -154,7 +154,7 @@ def _checked_name(name: str) -> str:
         return _NAME.validate_python(name)
     except pydantic.ValidationError:
         raise BadRequest(
-            f"{name[:60]!r} is no name for a dataset: write letters, digits and . _ : - and begin with a letter or digit; "
+            f"{name[:60]!r} is not a name for a dataset: write letters, digits and . _ : - and begin with a letter or digit; "
             "at most 100 characters"
         ) from None
 

@@ -26,7 +26,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import sandbox_capacity
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.image_holds import MOST_READY
 from rollyard.server.rollouts.lease_reports import StoredRun
 from rollyard.server.rollouts.results import Upload, split_upload
@@ -117,7 +117,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     pool = await services.pools.rollout_pool(PoolKey(allocation.metadata.namespace, allocation.spec.pool.name))
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     expelled = asyncio.Event()
-    agent = ConnectedAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
+    agent = ConnectedNodeAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
     agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
     agent.ready_images = set(hello.ready_images[:MOST_READY])
@@ -135,8 +135,8 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             lost=lost,
         )
     )
-    services.agents.connect(agent)
-    services.agents.heartbeat(agent, hello.held, hello.widths)
+    services.node_agents.connect(agent)
+    services.node_agents.heartbeat(agent, hello.held, hello.widths)
     closer = asyncio.create_task(_close_when_expelled(socket, expelled))
     writer = asyncio.create_task(_send_messages(socket, outbox))
     try:
@@ -146,7 +146,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     finally:
         writer.cancel()
         closer.cancel()
-        services.agents.disconnect(agent)
+        services.node_agents.disconnect(agent)
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
@@ -176,7 +176,7 @@ async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.
     await socket.close(code=CLOSE_FENCED, message=b"Slurm says that this job has ended; this copy must exit")
 
 
-async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> None:
+async def _on_message(services: Services, agent: ConnectedNodeAgent, text: str) -> None:
     try:
         message = from_node(text)
     except ValueError as error:
@@ -186,10 +186,10 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
         return
     match message:
         case CapacityRequest():
-            services.agents.request_capacity(agent, message)
+            services.node_agents.request_capacity(agent, message)
         case Heartbeat():
             lost = services.rollouts.leases.renew(agent.holder, message.held)
-            services.agents.heartbeat(agent, message.held, message.widths)
+            services.node_agents.heartbeat(agent, message.held, message.widths)
             agent.sandboxes = message.sandboxes
             agent.memory_shortage = message.memory_shortage[:MAX_SHORTAGE_CHARS]
             agent.image_shortage = message.image_shortage[:MAX_SHORTAGE_CHARS]
@@ -215,7 +215,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             pass  # a message from a newer version
 
 
-async def _take_back(services: Services, agent: ConnectedAgent, message: HandBack) -> None:
+async def _take_back(services: Services, agent: ConnectedNodeAgent, message: HandBack) -> None:
     ref, uid = message.lease, agent.identity.uid
     match message.cause:
         case RolloutBroke(message=error):
@@ -227,7 +227,7 @@ async def _take_back(services: Services, agent: ConnectedAgent, message: HandBac
             await services.rollouts.hand_back(ref, uid, reason, handed_back=not lost)
 
 
-async def _inference_pools(services: Services, agent: ConnectedAgent) -> set[PoolKey]:
+async def _inference_pools(services: Services, agent: ConnectedNodeAgent) -> set[PoolKey]:
     """Return the InferencePools of a node agent. It has no say about others."""
     try:
         pool = await services.pools.rollout_pool(agent.pool)
@@ -286,7 +286,7 @@ async def _store_uploads(
     try:
         bodies = unframed(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
     except ValueError as error:
-        raise BadRequest(f"the body has no whole number of results: {error}") from None
+        raise BadRequest(f"the body ends in the middle of a result: {error}") from None
     if len(bodies) > MAX_RESULTS:
         raise TooLarge(f"one request may have at most {MAX_RESULTS} results, but this one has {len(bodies)}")
     errors: dict[int, ApiError | None] = {}
@@ -343,7 +343,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     if name is None:
         raise Invalid(f"pool {record.pool} has no inference role {wanted.role!r}")
     current, key = record.endpoints.get(wanted.role, ""), PoolKey(record.namespace, name)
-    agent = services.agents.of_allocation(uid)
+    agent = services.node_agents.of_allocation(uid)
     node = agent.identity.node if agent is not None else ""
     allow = allow_under_way(record, wanted.role, services.endpoints.weights(key))
     endpoint = services.choice.choose_again(key, current, wanted.failed, node, allow)

@@ -23,15 +23,15 @@ async def queue_view(services: Services, namespace: str, name: str, records: Seq
         return QueueView(name, now, None)
     listed, _ = await services.store.objects.list_objects("Allocation", namespace)
     allocations = [a for a in listed if isinstance(a, Allocation)]
-    agents = [a for a in services.agents.of_pool(PoolKey(namespace, name)) if not a.draining]
+    node_agents = [a for a in services.node_agents.of_pool(PoolKey(namespace, name)) if not a.draining]
     return QueueView(
         name,
         now,
         pool,
         [await _supply(services, namespace, role, of, allocations) for role, of in pool.spec.inference.items()],
         _supply_of(pool, allocations),
-        agents,
-        sum(services.rollouts.leases.has_exclusive(a.holder) for a in agents),
+        node_agents,
+        sum(services.rollouts.leases.has_exclusive(a.holder) for a in node_agents),
         served_versions(services.endpoints, pool),
         await _groups(services, namespace, records),
         await services.store.rollouts.queue_places(

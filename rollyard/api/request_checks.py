@@ -13,7 +13,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.task_fields import BUILT_IN, check_task, offers_tools
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.waiting_reason import unknown_kind
 from rollyard.server.routing.staleness import POLICY_ROLE
 from rollyard.wire.tool_proof import CALLS_UNREADABLE
@@ -104,7 +104,7 @@ def check_kinds(
 
     `place`: path of a task in the HTTP body. `{}` in the path stands for the index in `requests`.
     """
-    known = services.task_kinds | services.agents.kinds()
+    known = services.task_kinds | services.node_agents.kinds()
     for i, request in enumerate(requests):
         kind, message = request.task.kind, None
         if kind not in known:
@@ -112,8 +112,8 @@ def check_kinds(
                 f"unknown task kind {kind!r}; known ones: {', '.join(sorted(known))}. Install a handler of another kind in the "
                 "Python of the server and of the node agents, then restart them"
             )
-        elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
-            message = unknown_kind(kind, request.pool, agents)
+        elif kind not in BUILT_IN and (node_agents := _all_node_agents(services, pools[request.pool])):
+            message = unknown_kind(kind, request.pool, node_agents)
         if message is not None:
             raise Invalid(message, causes=[Cause(f"{place.format(i)}.kind", message)])
 
@@ -131,12 +131,12 @@ def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
             raise Invalid(f"{place.format(i)}: {error}", causes=causes) from None
 
 
-def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
+def _all_node_agents(services: Services, pool: RolloutPool) -> list[ConnectedNodeAgent]:
     """Return the pool's node agents if exactly the desired number is connected and none drains, else an empty list.
 
     The list is empty too for a suspended pool, and for a pool whose newest spec has not been processed yet.
     """
-    status, agents = pool.status, services.agents.of_pool(pool.pool_key)
+    status, node_agents = pool.status, services.node_agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
-    sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
-    return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []
+    sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(node_agents)}
+    return node_agents if settled and len(sizes) == 1 and not any(a.draining for a in node_agents) else []

@@ -108,7 +108,7 @@ def _read_envelope(data: bytes) -> dict[str, Any]:
     are those of k8s.io/api, authorization/v1/generated.proto. Raises BadRequest.
     """
     if not data.startswith(b"k8s\0"):
-        raise BadRequest("the body is no protobuf of Kubernetes; send JSON")
+        raise BadRequest("the body is not a protobuf of Kubernetes; send JSON")
     spec = _message(_message(_message(data[4:]).get(2, b"")).get(2, b""))
     found = {}
     for field, name, names in ((1, "resourceAttributes", _ATTRIBUTES), (2, "nonResourceAttributes", _PATHS)):

@@ -113,7 +113,7 @@ async def _get(request: web.Request) -> web.Response:
         mark_long_lived(request)
     record = await services.rollouts.ends.wait(_namespace(request), id, wait)
     (rollout,) = await _queued_views(services, [record])
-    if (found := services.agents.kept(record.key, record.pool_key)) is not None:
+    if (found := services.node_agents.kept(record.key, record.pool_key)) is not None:
         agent, kept = found
         who = agent.identity
         view = KeptView(node=who.node, allocation=who.allocation, stage=kept.lease.stage, until=kept.until)
@@ -223,7 +223,7 @@ async def _queued_views(services: Services, records: Sequence[RolloutRecord]) ->
         if record.id in parked:
             return explain_parked(record, views[record.pool], parked[record.id])
         if record.status is Status.RUNNING and record.stage is Stage.INIT:
-            agent = services.agents.get(record.holder or "")
+            agent = services.node_agents.get(record.holder or "")
             return explain_preparing(agent) if agent is not None else None
         return explain(record, views[record.pool]) if record.pool in views else None
 

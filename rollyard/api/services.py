@@ -16,7 +16,7 @@ from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.token import RotationRequest, RotationResult
 from rollyard.server.batches.service import BatchService
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.image_holds import ImageHolds
 from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
@@ -37,7 +37,7 @@ class Services:
     images: ImageHolds
     queue_limit: QueueLimit
     batches: BatchService
-    agents: ConnectedAgents
+    node_agents: ConnectedNodeAgents
     endpoints: EndpointRegistry
     choice: EndpointChoice
     sessions: ExternalSessions

@@ -67,9 +67,9 @@ async def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
     key = pool.pool_key
     queued, in_flight = await services.rollouts.queued(key), services.rollouts.leases.in_flight(*key)
     pace = services.rollouts.completion_rate.per_minute(key)
-    stages = stage_load(queued, in_flight, services.agents.of_pool(key))
-    kept = sum(len(agent.kept) for agent in services.agents.of_pool(key))
-    sandboxes = SandboxTop(**services.agents.sandboxes(key).model_dump(), kept=kept)
+    stages = stage_load(queued, in_flight, services.node_agents.of_pool(key))
+    kept = sum(len(agent.kept) for agent in services.node_agents.of_pool(key))
+    sandboxes = SandboxTop(**services.node_agents.sandboxes(key).model_dump(), kept=kept)
     ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
     return RolloutPoolTop(**_common_fields(pool), stages=stages, sandboxes=sandboxes, ended_per_minute=ended)
 

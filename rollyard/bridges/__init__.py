@@ -2,5 +2,5 @@
 
 A bridge is a client of the server's API and holds no result. The id of a rollout is derived from the request of the
 framework, so a request that is sent again, to this bridge or to a new one, attaches to the same rollout.
-`verl_tool` is no client: its framework samples itself, and asks for sandboxes only.
+`verl_tool` is not a client: its framework samples itself, and asks for sandboxes only.
 """

@@ -37,7 +37,9 @@ class Duration(click.ParamType[float]):
             return float(value)
         parts = re.fullmatch(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d{1,9})?)s?)?", value)
         if parts is None or not any(parts.groups()):
-            self.fail(f"{value!r} is no duration; write a number with s, m or h, such as 90s, 10m or 1h30m", param, ctx)
+            self.fail(
+                f"{value!r} is not a duration; write a number with s, m or h, such as 90s, 10m or 1h30m", param, ctx
+            )
         hours, minutes, seconds = (float(part or 0) for part in parts.groups())
         return 3600 * hours + 60 * minutes + seconds
 

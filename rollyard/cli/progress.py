@@ -22,7 +22,7 @@ ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
 class ProgressLine:
-    """Shows progress in one line of a terminal. If stderr is no terminal, prints the most common reason for waiting
+    """Shows progress in one line of a terminal. If stderr is not a terminal, prints the most common reason for waiting
     when this reason changes."""
 
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:

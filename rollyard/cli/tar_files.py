@@ -46,7 +46,7 @@ def unpack(
     tells at the end of the stream if its sender has sent everything: a stream that is cut between two files looks whole.
 
     Return False if the stream has no file; then the sandbox's side says why. Raises RollyardError if the stream is too large
-    or not in order, if the destination exists and is no file, or if it cannot be written. Then nothing is left.
+    or not in order, if the destination exists and is not a file, or if it cannot be written. Then nothing is left.
     """
     try:
         return _unpack(stream, dest, limit_bytes, note, name, whole)
@@ -58,32 +58,30 @@ def _unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note, name: st
     beside = dest if dest.is_dir() else dest.parent
     if not beside.is_dir():
         raise RollyardError(f"there is no folder {beside}; make it, or name another destination")
-    staging = Path(tempfile.mkdtemp(prefix=".rollyard-cp-", dir=beside))
+    unpacked = Path(tempfile.mkdtemp(prefix=".rollyard-cp-", dir=beside))
     try:
-        made = _Unpacker(staging, limit_bytes, note).unpack(_bounded(stream, 2 * limit_bytes + _MOST_REST))
+        made = _Unpacker(unpacked, limit_bytes, note).unpack(_bounded(stream, 2 * limit_bytes + _MOST_REST))
         if not whole():
             raise RollyardError("the stream from the sandbox ended too early")
         if made is None:
             return False
-        if not os.path.lexists(staging / made):
+        if not os.path.lexists(unpacked / made):
             raise RollyardError("the sandbox sent a device or a link to another place, which is not copied")
         target = dest / (name or made) if dest.is_dir() else dest
         if target.is_dir() and not target.is_symlink():
             raise RollyardError(f"{target} exists and is a folder; remove it, or name another destination")
         if target.exists() and not (target.is_file() or target.is_dir()):
             raise RollyardError(f"{target} is a device or a pipe; name another destination")
-        if (staging / made).is_dir() and os.path.lexists(target):
-            raise RollyardError(f"{target} exists and is no folder; remove it, or name another destination")
+        if (unpacked / made).is_dir() and os.path.lexists(target):
+            raise RollyardError(f"{target} exists and is not a folder; remove it, or name another destination")
         if dest.is_dir() and not name and (made.startswith(".") or os.path.lexists(target)):
-            raise RollyardError(
-                f"the sandbox calls the copy {made!r}; write the name that it shall have as the destination"
-            )
-        os.replace(staging / made, target)
+            raise RollyardError(f"the sandbox calls the copy {made!r}; name the file in the destination")
+        os.replace(unpacked / made, target)
         return True
     except BrokenArchive as error:
         raise RollyardError(f"the stream from the sandbox cannot be unpacked: {error}") from None
     finally:
-        remove_folder(staging)
+        remove_folder(unpacked)
 
 
 def _bounded(stream: BinaryIO, limit_bytes: int) -> Iterator[bytes]:
@@ -215,7 +213,7 @@ def _pack(source: Path, stream: BinaryIO, limit_bytes: int, note: Note) -> None:
         for path in paths:
             mode = path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-                note(f"{path} is left out: it is no file, folder or link")
+                note(f"{path} is left out: it is not a file, folder or link")
                 continue
             archive.add(
                 path,

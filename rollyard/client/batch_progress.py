@@ -8,7 +8,7 @@ import time
 from rollyard.kinds.batch import BatchView
 
 LINE_SECONDS = 30.0
-"""Time between two lines where stderr is no terminal."""
+"""Time between two lines where stderr is not a terminal."""
 SAMPLE_SECONDS = 10.0
 """A rate is shown only after this time. Before, it says more about the start than about the batch."""
 SAMPLE_GROUPS = 20
@@ -16,7 +16,7 @@ SAMPLE_GROUPS = 20
 
 
 class BatchProgress:
-    """Shows one line on stderr and overwrites it at each change. Where stderr is no terminal: writes a line at the
+    """Shows one line on stderr and overwrites it at each change. Where stderr is not a terminal: writes a line at the
     beginning, every LINE_SECONDS, and at the end."""
 
     def __init__(self) -> None:

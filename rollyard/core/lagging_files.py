@@ -19,7 +19,7 @@ LAG_SECONDS, LAG_POLL_SECONDS = 30.0, 0.5
 
 
 def read_when_complete(read: Callable[[], T], what: str) -> T:
-    """Return the first answer of `read` that is no error. Blocks. `what`: the files, for the log.
+    """Return the first answer of `read` that is not an error. Blocks. `what`: the files, for the log.
 
     Raises the OSError or ValueError of `read` if there is still one after LAG_SECONDS.
     """

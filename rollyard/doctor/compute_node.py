@@ -96,7 +96,7 @@ async def _wait_for_report(driver: Driver, id: str, folder: Path, seconds: float
             return found
         if job is None or not job.state.ended:
             with contextlib.suppress(SlurmUnreachable):
-                job = (await driver.snapshot()).jobs.get(id)
+                job = (await driver.list_jobs()).jobs.get(id)
             if job is not None and job.state.ended:
                 deadline = time.monotonic() + REPORT_GRACE_SECONDS
         await asyncio.sleep(POLL_SECONDS)

@@ -41,7 +41,7 @@ async def _detect_driver() -> tuple[str, Site, float]:
     driver, others = await slurm_driver()
     try:
         site, began = await driver.site(), time.monotonic()
-        await driver.snapshot()
+        await driver.list_jobs()
         seconds = time.monotonic() - began
     finally:
         await driver.close()

@@ -153,7 +153,7 @@ class BuildBurst:
         while len(results := self._results(lost)) < len(self.tasks):
             note, running = "", 0
             try:
-                jobs = (await driver.snapshot()).jobs
+                jobs = (await driver.list_jobs()).jobs
             except SlurmUnreachable as error:
                 note = f"Slurm does not answer: {error}"
             else:

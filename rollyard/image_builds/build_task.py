@@ -82,7 +82,7 @@ class BuildTask:
             file = self.folder / "task.json"
             data: dict[str, Any] = read_when_complete(lambda: json.loads(file.read_bytes()), str(file))
         except (OSError, ValueError) as error:
-            raise ImageBuildFailed(f"{self.folder} is no folder of a build: {error}") from None
+            raise ImageBuildFailed(f"{self.folder} is not a folder of a build: {error}") from None
         dockerfile = data.pop("file")
         return BuildOptions(
             **{

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rollyard.core.errors import ImageBuildFailed, ImageNotFound, ImageUnavailable
 from rollyard.image_builds.build_request import BuildParts, BuildRequest
+from rollyard.image_builds.build_steps import BuildSteps
 from rollyard.image_builds.dockerfile import BuildStage, Instruction
 from rollyard.image_builds.image_state import ImageState
 from rollyard.image_builds.image_state import digest as digest_of
 from rollyard.image_builds.site_network import PROXIES
-from rollyard.image_builds.stage_steps import StageSteps
-from rollyard.image_builds.tree_changes import Layer, Snapshot, take_snapshot, write_layer
+from rollyard.image_builds.tree_changes import Layer, Signatures, read_signatures, write_layer
 from rollyard.image_builds.variables import BadText, expand
 from rollyard.image_builds.work_root import WorkRoot
 from rollyard.images.cache import LocalImage
@@ -102,7 +102,7 @@ class ImageBuild:
             async def other(one: Instruction, name: str) -> tuple[ImageState, WorkRoot]:
                 return await self._start(one.line, name, stage.number)
 
-            steps = StageSteps(self._request, self._parts, stage, base, root, folder, self._variables, other)
+            steps = BuildSteps(self._request, self._parts, stage, base, root, folder, self._variables, other)
             self._done[stage.number] = await steps.run(), root
         return self._done[stage.number]
 
@@ -181,17 +181,17 @@ class ImageBuild:
 
     def _layer_of(self, image: LocalImage) -> tuple[str, Layer | None]:
         """Return the key and the layer of an image. A folder is as before if no file in it has changed."""
-        snapshot = None if image.digest else take_snapshot(image.root, foreign=True)
-        key = digest_of(["image", image.digest if snapshot is None else sorted(snapshot.items())])
+        signatures = None if image.digest else read_signatures(image.root, foreign=True)
+        key = digest_of(["image", image.digest if signatures is None else sorted(signatures.items())])
         known = self._parts.store.find(key)
         if known is not None:
             return key, known.layer
-        layer = self._pack(image.root, snapshot or take_snapshot(image.root, foreign=True))
+        layer = self._pack(image.root, signatures or read_signatures(image.root, foreign=True))
         self._parts.store.keep(key, layer)
         return key, layer
 
-    def _pack(self, root: Path, snapshot: Snapshot) -> Layer | None:
-        paths = [path for path in snapshot if path != CONFIG_FILE]
+    def _pack(self, root: Path, signatures: Signatures) -> Layer | None:
+        paths = [path for path in signatures if path != CONFIG_FILE]
         if not paths:
             return None
         growing = self._work / "base"

@@ -11,7 +11,7 @@ _WHO = {"u": 0o700, "g": 0o070, "o": 0o007, "a": 0o777}
 
 
 class BadMode(Exception):
-    """Text that is no mode. `str()` is a sentence."""
+    """Text that is not a mode. `str()` is a sentence."""
 
 
 class Mode:
@@ -22,7 +22,7 @@ class Mode:
         self._changes = [change.groups() for change in changes if change is not None]
         if len(self._changes) < len(changes):
             raise BadMode(
-                f"--chmod={text} is no mode: write octal digits, such as --chmod=755, or changes, such as u+rwX,go-w"
+                f"--chmod={text} is not a mode: write octal digits, such as --chmod=755, or changes, such as u+rwX,go-w"
             )
         self.key = text if self._octal is None else self._octal
         """Value that a step with this mode depends on."""

@@ -25,9 +25,9 @@ _UNSUPPORTED = {
     "%setup": "it would run on this machine, outside of the image: name its files in %files, and move its commands to %post",
 }
 _OTHER_SECTIONS = ("%arguments", "%files", "%post", "%environment", "%labels", "%test")
-_AGENTS = ("docker", "localimage", "oci-archive", "docker-archive", "oci", "scratch")
+_BOOTSTRAPS = ("docker", "localimage", "oci-archive", "docker-archive", "oci", "scratch")
 _FETCH = "fetch the image with `apptainer pull IMAGE.sif …`, and write Bootstrap: localimage and From: IMAGE.sif"
-_OTHER_AGENTS = {
+_OTHER_BOOTSTRAPS = {
     "library": _FETCH,
     "shub": _FETCH,
     "oras": _FETCH,
@@ -189,7 +189,7 @@ class _StageReader:
                 raise self._file.at(
                     number, "signatures are not verified here: verify with `apptainer verify`, and leave this line out"
                 )
-            if key not in ("bootstrap", *_HEADERS) and header.get("bootstrap") in _AGENTS:
+            if key not in ("bootstrap", *_HEADERS) and header.get("bootstrap") in _BOOTSTRAPS:
                 raise self._file.at(
                     number, f"the header has no {key}: write Bootstrap, From, Stage, Registry or Namespace"
                 )
@@ -198,21 +198,21 @@ class _StageReader:
 
     def _base(self, header: Mapping[str, str]) -> str:
         """Return the image as FROM would name it."""
-        agent, image, line = header["bootstrap"].lower(), header.get("from", ""), self._stage.line
-        if agent not in _AGENTS:
-            other = _OTHER_AGENTS.get(agent, "begin with an image of a registry (Bootstrap: docker)")
-            names = ", ".join(_AGENTS)
-            raise self._file.at(line, f"Bootstrap: {agent} is not supported (but {names} are): {other}")
-        if agent == "scratch":
+        bootstrap, image, line = header["bootstrap"].lower(), header.get("from", ""), self._stage.line
+        if bootstrap not in _BOOTSTRAPS:
+            other = _OTHER_BOOTSTRAPS.get(bootstrap, "begin with an image of a registry (Bootstrap: docker)")
+            names = ", ".join(_BOOTSTRAPS)
+            raise self._file.at(line, f"Bootstrap: {bootstrap} is not supported (but {names} are): {other}")
+        if bootstrap == "scratch":
             return "scratch"
         if not image:
-            raise self._file.at(line, f"Bootstrap: {agent} needs an image: write From: IMAGE below it")
-        if agent == "docker":
+            raise self._file.at(line, f"Bootstrap: {bootstrap} needs an image: write From: IMAGE below it")
+        if bootstrap == "docker":
             places = [header.get(key, "").strip("/") for key in ("registry", "namespace")]
             return "docker://" + "/".join([*(one for one in places if one), image.removeprefix("//")])
-        if agent == "localimage":
+        if bootstrap == "localimage":
             return image if image.startswith(("/", "./", "../")) else f"./{image}"
-        return f"{agent}:{image}"
+        return f"{bootstrap}:{image}"
 
     # sections
 

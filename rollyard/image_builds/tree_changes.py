@@ -27,7 +27,7 @@ MOST_DEPTH = 200
 
 Signature = tuple[int, ...]
 """Values that stay equal as long as nobody changes a file. For a folder the times are left out."""
-Snapshot = Mapping[str, Signature]
+Signatures = Mapping[str, Signature]
 """Path below the folder -> signature."""
 
 
@@ -45,7 +45,7 @@ class Layer:
         return asdict(self)
 
 
-def take_snapshot(root: Path, *, foreign: bool = False) -> Snapshot:
+def read_signatures(root: Path, *, foreign: bool = False) -> Signatures:
     """Return all files of a folder. Files that their owner cannot read become readable: in an image they are so anyway.
     `foreign`: the folder is not ours, and stays as it is."""
     return dict(_walk(os.fspath(root), "", foreign))
@@ -74,7 +74,7 @@ def _walk(folder: str, above: str, foreign: bool) -> Iterator[tuple[str, Signatu
             yield path, (info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
-def changes(before: Snapshot, after: Snapshot, passed_over: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def changes(before: Signatures, after: Signatures, passed_over: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """Return the new or changed paths, and the deleted ones, without those in `passed_over` and what is below them. Of a
     deleted folder only the folder is returned."""
 
@@ -86,7 +86,7 @@ def changes(before: Snapshot, after: Snapshot, passed_over: Sequence[str] = ()) 
     return changed, [path for path in gone if _parent_stays(path, after)]
 
 
-def _parent_stays(path: str, after: Snapshot) -> bool:
+def _parent_stays(path: str, after: Signatures) -> bool:
     above = path.rpartition("/")[0]
     return not above or (above in after and stat.S_ISDIR(after[above][0]))
 

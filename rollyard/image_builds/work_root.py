@@ -11,7 +11,7 @@ from rollyard.core.errors import ImageBuildFailed
 from rollyard.host.removed_folder import remove_folder
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.image_builds.layer_store import LayerStore
-from rollyard.image_builds.tree_changes import Layer, Snapshot, changes, take_snapshot, write_layer
+from rollyard.image_builds.tree_changes import Layer, Signatures, changes, read_signatures, write_layer
 from rollyard.images.base import DiskFull, FillRoom
 from rollyard.images.unpack import BrokenLayer, run_child, unpack_layers
 
@@ -27,7 +27,7 @@ class WorkRoot:
         self._folder = folder
         self._room = FillRoom(_NO_LIMIT, lock_fd)
         self._root = folder / "root"
-        self._snapshot: Snapshot | None = None
+        self._signatures: Signatures | None = None
 
     async def open(self, layers: Sequence[Layer]) -> Path:
         """Return the folder with the root file system. The layers are unpacked by the first call."""
@@ -38,9 +38,9 @@ class WorkRoot:
     async def change(self, layers: Sequence[Layer], change: Change, passed_over: Sequence[str] = ()) -> Layer | None:
         """Change the root, and return the layer of the changes, which is in the store; None if there are none."""
         root = await self.open(layers)
-        before = self._snapshot if self._snapshot is not None else await asyncio.to_thread(take_snapshot, root)
+        before = self._signatures if self._signatures is not None else await asyncio.to_thread(read_signatures, root)
         await change(root)
-        self._snapshot = after = await asyncio.to_thread(take_snapshot, root)
+        self._signatures = after = await asyncio.to_thread(read_signatures, root)
         changed, deleted = changes(before, after, passed_over)
         if not changed and not deleted:
             return None
@@ -55,11 +55,11 @@ class WorkRoot:
     async def look(self, layers: Sequence[Layer], look: Change) -> None:
         """Let `look` use the root. What it writes there is lost."""
         root = await self.open(layers)
-        before = self._snapshot if self._snapshot is not None else await asyncio.to_thread(take_snapshot, root)
+        before = self._signatures if self._signatures is not None else await asyncio.to_thread(read_signatures, root)
         await look(root)
-        self._snapshot = before
-        if before != await asyncio.to_thread(take_snapshot, root):
-            self._snapshot = None
+        self._signatures = before
+        if before != await asyncio.to_thread(read_signatures, root):
+            self._signatures = None
             await asyncio.to_thread(remove_folder, root)
 
     async def unpack_archive(self, archive: Path, root: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Sources of COPY and ADD that are no files of the context: texts, and files of other servers."""
+"""Sources of COPY and ADD that are not files of the context: texts, and files of other servers."""
 
 from __future__ import annotations
 

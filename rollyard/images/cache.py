@@ -209,7 +209,7 @@ class ImageCache:
         known = self._resolved.find(image)
         return known is not None and self._entry(known.digest).is_dir()
 
-    async def stage(self, image: str) -> None:
+    async def prefetch(self, image: str) -> None:
         """Pull an image without holding it. Raises as `get`."""
         (await self.get(image)).release()
 
@@ -254,7 +254,7 @@ class ImageCache:
         key = await source.key()
         if tier is not None and await asyncio.to_thread(tier.has, key):
             return False
-        await self.stage(image)
+        await self.prefetch(image)
         if tier is None or not await asyncio.to_thread(tier.has, key):
             raise ImageUnavailable(source.name, f"it cannot be written to {self._settings.shared_folder}")
         return True

@@ -283,7 +283,7 @@ class LayerUnpacker:
 
 
 def _without_links(folder: bytes, below: Sequence[bytes]) -> bytes:
-    """Return a path below a folder. Raises BrokenArchive if it leads through something that is no folder."""
+    """Return a path below a folder. Raises BrokenArchive if it leads through something that is not a folder."""
     for part in below:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise BrokenArchive("it has a hard link to a file that is not there")

@@ -52,7 +52,7 @@ class ArchiveFiles:
         self._archive = archive
         self._members = {os.path.normpath(member.name): member for member in islice(archive, _MOST_MEMBERS + 1)}
         if len(self._members) > _MOST_MEMBERS:
-            raise BadManifest(f"{path} has more than {_MOST_MEMBERS} files, so it is no archive of an image")
+            raise BadManifest(f"{path} has more than {_MOST_MEMBERS} files, so it is not an archive of an image")
 
     def open(self, name: str) -> BinaryIO:
         member = self._members.get(os.path.normpath(name))
@@ -83,4 +83,4 @@ def layout_files(path: Path) -> Iterator[LayoutFiles]:
         except RefusedMember as error:
             raise BadManifest(f"{path} cannot be read: {error}") from None
         except (EOFError, tarfile.TarError, ValueError):
-            raise BadManifest(f"{path} is no tar archive, or ends too early") from None
+            raise BadManifest(f"{path} is not a tar archive, or ends too early") from None

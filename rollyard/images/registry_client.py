@@ -276,7 +276,7 @@ class RegistryClient:
         except ValueError:
             parsed = URL("")
         if not parsed.host:  # the address is not in the text: it may have a key to a file
-            raise _Failed(f"the registry {self._image.host} names an address that is none", again=False)
+            raise _Failed(f"the registry {self._image.host} names an address that is not valid", again=False)
         if parsed.scheme != "https" and not plain:
             raise _Failed(
                 f"the registry {self._image.host} leads to a server without TLS, {parsed.host}: add the server to "

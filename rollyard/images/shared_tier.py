@@ -179,7 +179,7 @@ def _read_config(path: Path) -> ImageConfig:
         opened = open_regular(path)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EISDIR):
-            raise flat_image.BrokenFlatImage("it is no file") from None
+            raise flat_image.BrokenFlatImage("it is not a file") from None
         raise
     with opened as file:
         return ImageConfig.from_json(flat_image.read_index(file).config)

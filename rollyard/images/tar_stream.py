@@ -158,7 +158,7 @@ def _number(field: bytes) -> int:
     try:
         return int(field.strip(b" \0") or b"0", 8)
     except ValueError:
-        raise BrokenArchive("it is no tar archive") from None
+        raise BrokenArchive("it is not a tar archive") from None
 
 
 def _text(field: bytes) -> bytes:

@@ -100,7 +100,7 @@ def _listed(argv: Sequence[str], file: int, limit: int) -> tuple[int, int]:
 
 
 def _open_up(root: str) -> int:
-    """Let the owner read and write all, and remove what is no file, folder or link. Return the bytes on disk."""
+    """Let the owner read and write all, and remove what is not a file, folder or link. Return the bytes on disk."""
     total, waiting = 0, [root]
     while waiting:
         folder = waiting.pop()

@@ -94,7 +94,7 @@ class AllocationTemplate(KindModel):
     """Shell lines that the job runs first, such as `module load cuda`."""
     scratch: Folder = "/tmp"
     """Node-local folder for sockets, unpacked images and Rollyard's Python packages."""
-    stage_python: Literal["Auto", "Always", "Never"] = "Auto"
+    unpack_python: Literal["Auto", "Always", "Never"] = "Auto"
     """Whether each node imports Rollyard from a copy that is unpacked once in `scratch`. Auto: yes if Rollyard is in a
     network folder."""
 

@@ -70,5 +70,5 @@ def _entry(path: Path, given: Any, begin: int) -> Entry:
     """Read one entry of a header. `begin`: place of the first value in the file."""
     shape, offset = tuple(given["shape"]), given["data_offsets"][0]
     if any(type(number) is not int or number < 0 for number in (*shape, offset)):
-        raise ValueError("a size or an offset is no natural number")
+        raise ValueError("a size or an offset is not a natural number")
     return Entry(path, str(given["dtype"]), shape, begin + offset)

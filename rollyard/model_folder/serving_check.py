@@ -79,7 +79,7 @@ def _model_problems(folder: Path, engine: EngineSpec) -> Iterator[str]:
         with contextlib.suppress(IsADirectoryError), open_regular(folder / "config.json"):
             pass
     except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: it is no regular file
+        if error.errno != errno.EINVAL:  # EINVAL: it is not a regular file
             return  # the nodes may have it or be allowed to read it; the engine says what it lacks
     try:
         config = read_object(folder / "config.json")

@@ -1,4 +1,4 @@
-"""Pulls of images beside the stages: a rollout enters INIT when its image is on the node.
+"""Pulls of images beside the rollouts' stages: a rollout enters INIT when its image is on the node.
 
 A lease waits only briefly for a pull. Then it goes back to the server, and other rollouts take its place. The pull goes
 on. The server is told its outcome, and grants the image's rollouts again.
@@ -32,9 +32,9 @@ images that no rollout needs any more are not pulled."""
 KEPT_SECONDS = 3.0
 """Seconds for which a pulled image is kept for its first rollout. Until then it counts as a pull, so that pulls do not
 drive each other's images out of a small cache."""
-STAGED_AT_ONCE = 2
+PREFETCHED_AT_ONCE = 2
 """Number of images that are pulled, or kept, for rollouts that are still in the queue."""
-STAGED_KEPT_SECONDS = 120.0
+PREFETCHED_KEPT_SECONDS = 120.0
 """Seconds for which such an image is kept for its first rollout."""
 LOOK_SECONDS = 10.0
 """Interval at which the server is told which images the node has. Other node agents of the node change the cache too."""
@@ -78,9 +78,9 @@ class ImagePulls:
         """Images that are folders, and that could be used when a rollout last needed them."""
         self._wanted: tuple[str, ...] = ()
         """Images of rollouts in the queue."""
-        self._staged: set[_Pull] = set()
-        self._staging = Waker()
-        images.full.connect(self._let_staged_go)
+        self._prefetched: set[_Pull] = set()
+        self._prefetching = Waker()
+        images.full.connect(self._let_prefetched_go)
 
     @contextlib.asynccontextmanager
     async def held(self, image: str | None) -> AsyncIterator[LocalImage | None]:
@@ -147,13 +147,13 @@ class ImagePulls:
     def stage(self, images: Sequence[str]) -> None:
         """Pull these images, a few at a time. They replace those of the last call that have not begun."""
         self._wanted = tuple(images)
-        self._staging.wake()
+        self._prefetching.wake()
 
     async def run(self) -> None:
-        """Pull staged images, and tell the server which images are on the node, for ever."""
+        """Pull images ahead of their rollouts, and tell the server which images are on the node, for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tell())
-            tasks.create_task(self._stage())
+            tasks.create_task(self._prefetch())
             tasks.create_task(self._look_for_default())
 
     async def _look_for_default(self) -> None:
@@ -183,19 +183,19 @@ class ImagePulls:
             return image_fault(error, default=True)
         return ImageFault(image=name, message=str(error), permanent=True, default=True)
 
-    async def _stage(self) -> None:
+    async def _prefetch(self) -> None:
         while True:
-            await self._staging.pause(LOOK_SECONDS)
+            await self._prefetching.pause(LOOK_SECONDS)
             try:
-                while self._wanted and len(self._staged) < STAGED_AT_ONCE:
+                while self._wanted and len(self._prefetched) < PREFETCHED_AT_ONCE:
                     if not await asyncio.to_thread(self._images.pulled.half_is_free):
                         break
                     name, *rest = self._wanted or ("",)
                     self._wanted = tuple(rest)
                     if name not in self._pulls and self._images.name_in_cache(name) is not None:
-                        self._staged.add(self._begin(name))
+                        self._prefetched.add(self._begin(name))
             except OSError as error:
-                log.warning("no images are staged: the cache cannot be used: %s", error)
+                log.warning("no images are prefetched: the cache cannot be used: %s", error)
 
     async def _tell(self) -> None:
         while True:
@@ -222,9 +222,9 @@ class ImagePulls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _let_staged_go(self) -> None:
+    def _let_prefetched_go(self) -> None:
         """Make room in the full cache: rollouts that wait in the queue come after those that run."""
-        for pull in self._staged:
+        for pull in self._prefetched:
             pull.taken.set()
 
     def _begin(self, name: str) -> _Pull:
@@ -242,14 +242,14 @@ class ImagePulls:
                     pull.outcome.set_result(None)
                     self._ready.add(pull.image)
                     await self._send(ImageChanges(ready=[pull.image]))
-                    if pull not in self._staged:
+                    if pull not in self._prefetched:
                         await wait_or_timeout(pull.taken, KEPT_SECONDS)
                 except BaseException:
                     local.release()
                     raise
             with local:
-                if pull in self._staged:
-                    await wait_or_timeout(pull.taken, STAGED_KEPT_SECONDS)
+                if pull in self._prefetched:
+                    await wait_or_timeout(pull.taken, PREFETCHED_KEPT_SECONDS)
         except RollyardError as error:
             log.warning("%s", error)
             pull.outcome.set_exception(error)
@@ -260,9 +260,9 @@ class ImagePulls:
 
     def _end(self, pull: _Pull) -> None:
         del self._pulls[pull.image]
-        if pull in self._staged:
-            self._staged.discard(pull)
-            self._staging.wake()
+        if pull in self._prefetched:
+            self._prefetched.discard(pull)
+            self._prefetching.wake()
         if not pull.outcome.done():
             pull.outcome.set_exception(ImageUnavailable(pull.image, "its pull was stopped"))
         pull.outcome.exception()  # the leases that wait have it, if there are any

@@ -29,12 +29,12 @@ from rollyard.reconcilers.allocation_conditions import (
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.job_submitter import Submitter
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.object_store import ObjectStore
-from rollyard.slurm.base import Driver, Job, Snapshot
+from rollyard.slurm.base import Driver, Job, JobListing
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class AllocationReconciler:
         self,
         store: ObjectStore,
         driver: Driver,
-        feed: SnapshotFeed,
+        feed: ListingFeed,
         workspace: AllocationFolders,
         recorder: EventRecorder,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         endpoints: EndpointRegistry,
         clock: Clock,
         submitter: Submitter,
@@ -66,7 +66,7 @@ class AllocationReconciler:
         self._feed = feed
         self._workspace = workspace
         self._recorder = recorder
-        self._agents = agents
+        self._node_agents = node_agents
         self._endpoints = endpoints
         self._clock = clock
         self._submitter = submitter
@@ -74,7 +74,7 @@ class AllocationReconciler:
         """Function to call with the uid of an allocation after its job has ended. The function takes back the
         allocation's leases, so that the server refuses results from processes that outlive the job."""
         self._missed: dict[str, tuple[int, int]] = {}
-        """uid -> (number of the last counted snapshot, count of complete snapshots in a row without the allocation's
+        """uid -> (number of the last counted listing, count of complete listings in a row without the allocation's
         job)."""
         self._awaiting_user_name: dict[str, float] = {}
         """uid -> start (Unix seconds) of the wait for accounting to name the user who cancelled the job."""
@@ -87,11 +87,11 @@ class AllocationReconciler:
         if allocation.metadata.deletion_timestamp is None and not await self._has_owner(allocation):
             await self._store.delete(key, uid=allocation.metadata.uid)
             return RequeueAfter(0.0)
-        snapshot, uid = self._snapshot_for(allocation), allocation.metadata.uid
+        listing, uid = self._listing_for(allocation), allocation.metadata.uid
         if uid in self._submitter.submitting:
             return RequeueAfter(WAIT_SECONDS)
         owner = self._workspace.owner(allocation)
-        plan = plan_allocation(allocation, owner, snapshot, self._count_misses(allocation, owner, snapshot))
+        plan = plan_allocation(allocation, owner, listing, self._count_misses(allocation, owner, listing))
         if plan.remove:
             await self._remove(allocation)
             return Done()
@@ -127,24 +127,24 @@ class AllocationReconciler:
         except NotFound:
             return False
 
-    def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
-        """Return the latest snapshot; None if there is none. Return None also if the snapshot began before this
-        allocation's submit was answered, because the snapshot may lack the job."""
+    def _listing_for(self, allocation: Allocation) -> JobListing | None:
+        """Return the latest listing; None if there is none. Return None also if the listing began before this
+        allocation's submit was answered, because the listing may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
-    def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
-        """Return the number of complete snapshots in a row that lack the job; 0 if the latest snapshot is unknown or
-        incomplete. If the job's id is known, the snapshots are not counted here: return MIN_MISSES if the job is
+    def _count_misses(self, allocation: Allocation, owner: str, listing: JobListing | None) -> int:
+        """Return the number of complete listings in a row that lack the job; 0 if the latest listing is unknown or
+        incomplete. If the job's id is known, the listings are not counted here: return MIN_MISSES if the job is
         believed to be gone, otherwise 0."""
         uid, status = allocation.metadata.uid, allocation.status
-        if snapshot is None:
+        if listing is None:
             return 0
         if status.job_id is not None:
             return MIN_MISSES if self._feed.believed_gone(status.job_id) else 0
-        if snapshot.by_owner(owner):
+        if listing.by_owner(owner):
             self._missed.pop(uid, None)
             return 0
         if self._feed.incomplete:
@@ -163,7 +163,7 @@ class AllocationReconciler:
         """Order the allocation's process to drain; each reconcile repeats the order. Cancel the job if draining takes
         too long."""
         uid, status = allocation.metadata.uid, allocation.status
-        self._agents.drain(uid)
+        self._node_agents.drain(uid)
         self._endpoints.drain(uid)
         draining = get_condition(status.conditions, DRAINING)
         since = draining.last_transition_time.timestamp() if draining else self._clock.time()
@@ -222,7 +222,7 @@ class AllocationReconciler:
             self._forget(uid)
             await self._lose_allocation(uid)
         elif allocation.status.job_state == JobState.RUNNING and allocation.status.end_time is not None:
-            self._agents.set_walltime_end(uid, allocation.status.end_time.timestamp())
+            self._node_agents.set_walltime_end(uid, allocation.status.end_time.timestamp())
         return allocation
 
     def _ended_at(self, status: AllocationStatus) -> datetime:
@@ -303,7 +303,7 @@ class AllocationReconciler:
         return {"job_state": JobState.GONE.value, "reason": "", "end_time": as_datetime(end)}
 
     def _forget(self, uid: str) -> None:
-        self._agents.forget(uid)
+        self._node_agents.forget(uid)
         self._endpoints.forget(uid)
         self._submitter.forget(uid)
         self._awaiting_user_name.pop(uid, None)
@@ -311,7 +311,7 @@ class AllocationReconciler:
 
     def _ready(self, uid: str) -> bool:
         endpoint = self._endpoints.of_allocation(uid)
-        return endpoint.ready if endpoint is not None else self._agents.of_allocation(uid) is not None
+        return endpoint.ready if endpoint is not None else self._node_agents.of_allocation(uid) is not None
 
     async def _record_changes(self, allocation: Allocation, before: AllocationStatus) -> None:
         status = allocation.status

@@ -20,7 +20,7 @@ from rollyard.kinds.schema.object_names import name_problems
 from rollyard.reconcilers.job_endings import RECENT_SECONDS, LastOutput
 from rollyard.slurm.base import BatchScript, Job
 from rollyard.slurm.batch_script import FOLDER, JOB_PREFIX, batch_script
-from rollyard.slurm.python_archive import STAGE, PythonArchive
+from rollyard.slurm.python_archive import UNPACK, PythonArchive
 from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.secret_files import write_secret
 from rollyard.wire.files import AllocationFile
@@ -101,7 +101,7 @@ class AllocationFolders:
             command=[*_launcher(template), sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
             tasks=tasks,
             after_job=first.spec.after_job,
-            stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
+            unpack=["bash", str(UNPACK), str(archive), template.scratch] if archive is not None else (),
             uids=uids if all(uids) else (),  # a preview has none
         )
 

@@ -23,11 +23,11 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.slurm_reasons import UNKNOWN, PendingReason
 from rollyard.reconcilers.autoscaler import ScaleDecision
 from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCounts, last_ended
+from rollyard.reconcilers.job_listings import QueueAccess
 from rollyard.reconcilers.node_avoidance import BadNode
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.pool_observation import PoolObservation
-from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
 """After this many failures in a row, or more, the reason of the conditions is CrashLoop instead of AllocationFailed."""

@@ -3,7 +3,7 @@ to Slurm, as a job array.
 
 An intent is an entry in the allocation's status: the time of a submit that is about to follow. An intent is written only
 if the allocation has not changed (optimistic concurrency), so two decisions cannot both submit. If the server crashes
-between the intent and the record of the job's id, the next complete snapshots show whether the submit made a job.
+between the intent and the record of the job's id, the next complete listings show whether the submit made a job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.submit_cap import WINDOW_SECONDS, SubmitCap
 from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import BatchScript, Driver, JobIds
@@ -48,14 +48,14 @@ class Submitter:
         self,
         store: ObjectStore,
         driver: Driver,
-        feed: SnapshotFeed,
+        feed: ListingFeed,
         workspace: AllocationFolders,
         recorder: EventRecorder,
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
         """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed. This class
-        writes the times. A snapshot that began before the time of an allocation may lack the job of this allocation."""
+        writes the times. A listing that began before the time of an allocation may lack the job of this allocation."""
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -195,7 +195,7 @@ class Submitter:
             self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
         failpoint("after-submit")
         submitted = list(zip(ours, ids, strict=True))
-        # If a job's id cannot be recorded, the job is found in the next snapshot by its owner key.
+        # If a job's id cannot be recorded, the job is found in the next listing by its owner key.
         await _gather(self._record(allocation, id) for allocation, id in submitted)
         failpoint("after-record")
         self._feed.refresh()

@@ -10,17 +10,17 @@ from rollyard.core.clock import Clock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import KnownJob
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 
 
 class KnownJobs:
-    """Jobs of the allocations that have not ended. `SnapshotFeed` compares each snapshot with these jobs."""
+    """Jobs of the allocations that have not ended. `ListingFeed` compares each listing with these jobs."""
 
     def __init__(
         self,
         allocations: Informer[Allocation],
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         endpoints: EndpointRegistry,
         answered: Mapping[str, float],
         owner: Callable[[Allocation], str],
@@ -29,7 +29,7 @@ class KnownJobs:
         """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed. `owner`:
         returns the key by which the queue shows an allocation's job."""
         self._allocations = allocations
-        self._agents = agents
+        self._node_agents = node_agents
         self._endpoints = endpoints
         self._answered = answered
         self._owner = owner
@@ -46,7 +46,7 @@ class KnownJobs:
     def _known(self, allocation: Allocation, job_id: str) -> KnownJob:
         """Return the allocation's job. A heartbeat counts only if its process is bound to this job."""
         status, uid = allocation.status, allocation.metadata.uid
-        endpoint, agent = self._endpoints.of_allocation(uid), self._agents.of_allocation(uid)
+        endpoint, agent = self._endpoints.of_allocation(uid), self._node_agents.of_allocation(uid)
         heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None
         bound = status.binding is not None and status.binding.job_id == job_id
         now = self._clock.time()

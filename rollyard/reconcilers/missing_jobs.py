@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import Job, Snapshot
+from rollyard.slurm.base import Job, JobListing
 
 MIN_LOOKUPS = 2
 """A verdict requires at least this many tables in a row without the job. A single table may be wrong."""
@@ -112,7 +112,7 @@ class Absence:
         return not (self.rewound and self.accounting_state.state is JobState.PENDING)
 
 
-def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
+def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: JobListing) -> dict[str, Absence]:
     """Known jobs that this table lacks, shows as pending although they ran, or shows as ended although they report, by id.
 
     `before`: result for the previous table. Counts and times continue from this result.

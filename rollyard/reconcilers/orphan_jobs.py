@@ -1,6 +1,6 @@
 """Search for orphans: jobs of this server that have no Allocation.
 
-An Allocation is stored before its job is submitted, and Allocations are read after the snapshot of the queue. So the
+An Allocation is stored before its job is submitted, and Allocations are read after the listing of the queue. So the
 Allocation of a job that was just submitted is always found.
 """
 
@@ -12,7 +12,7 @@ import logging
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.allocation import Allocation
 from rollyard.reconcilers.allocation_folder import AllocationFolders
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver
 
@@ -24,7 +24,7 @@ SWEEP_SECONDS = 10.0
 class OrphanSweep:
     """Cancels orphans. A job of another user, or of another server, is never touched."""
 
-    def __init__(self, store: ObjectStore, driver: Driver, feed: SnapshotFeed, workspace: AllocationFolders) -> None:
+    def __init__(self, store: ObjectStore, driver: Driver, feed: ListingFeed, workspace: AllocationFolders) -> None:
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -40,14 +40,14 @@ class OrphanSweep:
 
     async def sweep(self) -> list[str]:
         """Cancel orphans and return their ids."""
-        snapshot = self._feed.latest
-        if snapshot is None:
+        listing = self._feed.latest
+        if listing is None:
             return []
         found, _ = await self._store.list_objects("Allocation")
         known = {self._workspace.owner(a) for a in found if isinstance(a, Allocation)}
         orphans = [
             job.id
-            for job in snapshot.jobs.values()
+            for job in listing.jobs.values()
             if not job.state.ended and self._workspace.is_ours(job) and job.owner not in known
         ]
         if orphans:

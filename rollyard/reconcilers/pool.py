@@ -34,12 +34,12 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory
 from rollyard.reconcilers.conditions import PoolView, changes, pool_conditions, replicas
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.node_avoidance import BadNode, avoiding, bad_nodes
 from rollyard.reconcilers.owners import delete_with_owners
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation, PoolObserver
 from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size, shown_hours
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class PoolReconciler:
         self,
         store: ObjectStore,
         allocations: Informer[Allocation],
-        feed: SnapshotFeed,
+        feed: ListingFeed,
         recorder: EventRecorder,
         expectations: Expectations,
         clock: Clock,

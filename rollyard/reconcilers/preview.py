@@ -18,10 +18,10 @@ from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.autoscaler import Metric
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.plan import Member, plan_pool, pool_ends
 from rollyard.reconcilers.pool import new_allocation
 from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, find_doubts
 
 SAMPLE_UID = "UID"
@@ -31,9 +31,9 @@ UNKNOWN_DEMAND = Metric("demand", None, 1.0)
 
 
 class Preview:
-    """Previews pools. The site is known from the last description that `SnapshotFeed` has read from Slurm."""
+    """Previews pools. The site is known from the last description that `ListingFeed` has read from Slurm."""
 
-    def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed, clock: Clock) -> None:
+    def __init__(self, workspace: AllocationFolders, feed: ListingFeed, clock: Clock) -> None:
         self._workspace = workspace
         self._feed = feed
         self._clock = clock

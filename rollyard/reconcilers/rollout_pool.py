@@ -14,7 +14,7 @@ from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.demand import Counts, rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.staleness import POLICY_ROLE
@@ -25,11 +25,11 @@ from rollyard.wire.node import IMAGE_REASON
 class RolloutPoolObserver:
     def __init__(
         self,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         rollouts: RolloutService,
         inference_pool: Callable[[ObjectKey], InferencePool | None],
     ) -> None:
-        self._agents = agents
+        self._node_agents = node_agents
         self._rollouts = rollouts
         self._inference_pool = inference_pool
 
@@ -40,10 +40,10 @@ class RolloutPoolObserver:
         # Leases are counted, because they outlive a restart of the server. So an allocation counts as busy even before
         # its node agent reconnects.
         loads = self._rollouts.leases.by_allocation()
-        agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
-        connected = [agent for agent in agents.values() if agent is not None]
+        node_agents = {a.metadata.uid: self._node_agents.of_allocation(a.metadata.uid) for a in allocations}
+        connected = [agent for agent in node_agents.values() if agent is not None]
         return PoolObservation(
-            members=[_member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
+            members=[_member(a, node_agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
             metrics=await self._metrics(pool, in_flight) if pool.spec.autoscaling is not None else [],
             status_update={"stages": stage_load(queued, in_flight, connected)},
             problem=self._pool_problem(pool),
@@ -89,26 +89,26 @@ def _images_ready(pool: RolloutPool, failing: Sequence[ImageHold]) -> list[Condi
     return [ConditionUpdate("ImagesReady", True, "ImagesReady")]
 
 
-def _enough_memory(pool: RolloutPool, agents: Sequence[ConnectedAgent]) -> list[ConditionUpdate]:
+def _enough_memory(pool: RolloutPool, node_agents: Sequence[ConnectedNodeAgent]) -> list[ConditionUpdate]:
     """Return the condition. It appears when a job has too little memory for the first time."""
-    short = [(agent, agent.memory_shortage) for agent in agents if agent.memory_shortage]
+    short = [(agent, agent.memory_shortage) for agent in node_agents if agent.memory_shortage]
     advice = "set more memory in `allocation`, or less in `sandbox.memory`"
-    return _shortage(pool, agents, "EnoughMemory", "FewerSandboxes", short, "too little memory", advice)
+    return _shortage(pool, node_agents, "EnoughMemory", "FewerSandboxes", short, "too little memory", advice)
 
 
-def _images_writable(pool: RolloutPool, agents: Sequence[ConnectedAgent]) -> list[ConditionUpdate]:
+def _images_writable(pool: RolloutPool, node_agents: Sequence[ConnectedNodeAgent]) -> list[ConditionUpdate]:
     """Return the condition. It appears when the sandboxes of a node cannot change all of an image for the first time."""
-    short = [(agent, agent.image_shortage) for agent in agents if agent.image_shortage]
+    short = [(agent, agent.image_shortage) for agent in node_agents if agent.image_shortage]
     advice = "or use other nodes: `allocation.exclude` names nodes that get no job"
-    return _shortage(pool, agents, "ImagesWritable", "FoldersStay", short, "such a node", advice)
+    return _shortage(pool, node_agents, "ImagesWritable", "FoldersStay", short, "such a node", advice)
 
 
 def _shortage(
     pool: RolloutPool,
-    agents: Sequence[ConnectedAgent],
+    node_agents: Sequence[ConnectedNodeAgent],
     type: str,
     reason: str,
-    short: Sequence[tuple[ConnectedAgent, str]],
+    short: Sequence[tuple[ConnectedNodeAgent, str]],
     what: str,
     advice: str,
 ) -> list[ConditionUpdate]:
@@ -117,6 +117,6 @@ def _shortage(
         others = f"; {len(short) - 1} more {jobs} {what}" if len(short) > 1 else ""
         agent, words = short[0]
         return [ConditionUpdate(type, False, reason, f"node {agent.identity.node} {words}{others} ({advice})")]
-    if not agents or get_condition(pool.status.conditions, type) is None:
+    if not node_agents or get_condition(pool.status.conditions, type) is None:
         return []
     return [ConditionUpdate(type, True, type)]

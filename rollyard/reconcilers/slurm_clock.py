@@ -11,14 +11,14 @@ from dataclasses import replace
 from statistics import median
 
 from rollyard.reconcilers.missing_jobs import KnownJob
-from rollyard.slurm.base import Job, Snapshot
+from rollyard.slurm.base import Job, JobListing
 
 TOLERANCE_SECONDS = 60.0
 """Differences up to this are not corrected: between a submit's intent and Slurm's record of it lies the submit itself, which
 may take LIMIT_SECONDS."""
 
 
-def clock_lead(known: Iterable[KnownJob], snapshot: Snapshot) -> float:
+def clock_lead(known: Iterable[KnownJob], listing: JobListing) -> float:
     """Return by how many seconds Slurm's clock is ahead of ours; 0.0 if no job shows it or the clocks agree.
 
     Each job shows it: Slurm's submit time minus our time of the submit. Slurm changes the submit time of a requeued job,
@@ -28,7 +28,7 @@ def clock_lead(known: Iterable[KnownJob], snapshot: Snapshot) -> float:
         job.submit_time - one.intended_at
         for one in known
         if one.intended_at is not None
-        and (job := snapshot.jobs.get(one.id)) is not None
+        and (job := listing.jobs.get(one.id)) is not None
         and job.submit_time is not None
         and job.restart_count == 0
     ]
@@ -36,10 +36,10 @@ def clock_lead(known: Iterable[KnownJob], snapshot: Snapshot) -> float:
     return lead if abs(lead) > TOLERANCE_SECONDS else 0.0
 
 
-def on_our_clock(snapshot: Snapshot, lead: float) -> Snapshot:
+def on_our_clock(listing: JobListing, lead: float) -> JobListing:
     if not lead:
-        return snapshot
-    return replace(snapshot, jobs={id: job_on_our_clock(job, lead) for id, job in snapshot.jobs.items()})
+        return listing
+    return replace(listing, jobs={id: job_on_our_clock(job, lead) for id, job in listing.jobs.items()})
 
 
 def job_on_our_clock(job: Job, lead: float) -> Job:

@@ -26,14 +26,14 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation import AllocationReconciler
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.reconcilers.known_jobs import KnownJobs
 from rollyard.reconcilers.orphan_jobs import OrphanSweep
 from rollyard.reconcilers.owners import dependents
 from rollyard.reconcilers.pool import PoolReconciler
 from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.object_store import ObjectStore
@@ -48,7 +48,7 @@ ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]
 class Reconcilers:
     manager: Manager
     """Manager of all reconcilers. `run` starts the work; `add` queues a key."""
-    feed: SnapshotFeed
+    feed: ListingFeed
     """Slurm's state for all reconcilers. The manager runs this feed."""
 
 
@@ -56,7 +56,7 @@ def build_reconcilers(
     store: ObjectStore,
     driver: Driver,
     workspace: AllocationFolders,
-    agents: ConnectedAgents,
+    node_agents: ConnectedNodeAgents,
     endpoints: EndpointRegistry,
     rollouts: RolloutService,
     outside_demand: Callable[[PoolKey], int],
@@ -70,19 +70,19 @@ def build_reconcilers(
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
     answered: dict[str, float] = {}
-    known = KnownJobs(allocations, agents, endpoints, answered, workspace.owner, clock)
-    feed = SnapshotFeed(driver, clock, known.list)
+    known = KnownJobs(allocations, node_agents, endpoints, answered, workspace.owner, clock)
+    feed = ListingFeed(driver, clock, known.list)
     submitter = Submitter(store, driver, feed, workspace, recorder, answered, clock)
 
     async def end_leases(uid: str) -> None:
-        agents.expel(uid)
+        node_agents.expel(uid)
         await rollouts.lose_allocation(uid)
 
     def pool_reconciler(observer: RolloutPoolObserver | InferencePoolObserver) -> PoolReconciler:
         return PoolReconciler(store, allocations, feed, recorder, expectations, clock, observer)
 
     jobs = AllocationReconciler(
-        store, driver, feed, workspace, recorder, agents, endpoints, clock, submitter, end_leases
+        store, driver, feed, workspace, recorder, node_agents, endpoints, clock, submitter, end_leases
     )
     inference = InferencePoolObserver(endpoints, rollouts, rollout_pools.list, outside_demand, clock)
     manager = Manager(
@@ -90,7 +90,7 @@ def build_reconcilers(
         controllers=[
             Controller("Allocation", jobs),
             Controller("InferencePool", pool_reconciler(inference)),
-            Controller("RolloutPool", pool_reconciler(RolloutPoolObserver(agents, rollouts, inference_pools.get))),
+            Controller("RolloutPool", pool_reconciler(RolloutPoolObserver(node_agents, rollouts, inference_pools.get))),
         ],
         beside=[feed.run, submitter.run, OrphanSweep(store, driver, feed, workspace).run],
     )

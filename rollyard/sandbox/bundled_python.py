@@ -32,9 +32,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.sandbox.agent_archive import START, write_archive
 from rollyard.sandbox.base import OWN
 from rollyard.sandbox.build_once import build_once
+from rollyard.sandbox.sandbox_agent_archive import START, write_archive
 
 LAYOUT = 5
 """Version of the layout. It is part of the hash in the folder's name. Increase it when the collected content changes."""
@@ -59,7 +59,7 @@ def own_python(cache: Path) -> Path:
     return folder
 
 
-def agent_argv(own: Path) -> list[str]:
+def sandbox_agent_argv(own: Path) -> list[str]:
     """Return the command that starts the sandbox agent inside a sandbox with the folder `own` at `OWN`."""
     return [*_start(_loader(own)), "-I", "-S", f"{OWN}/{START}"]
 
@@ -79,15 +79,15 @@ def _start(loader: str, place: str = OWN) -> list[str]:
 
 
 def _key() -> str:
-    agent = hashlib.sha256()
-    for source in sorted(_agent_folder().glob("*.py")):
-        agent.update(source.read_bytes())
+    sandbox_agent = hashlib.sha256()
+    for source in sorted(_sandbox_agent_folder().glob("*.py")):
+        sandbox_agent.update(source.read_bytes())
     interpreter = os.path.realpath(sys.executable)
     parts = {
         "layout": LAYOUT,
         "python": [sys.version, interpreter, os.stat(interpreter).st_mtime],
         "packages": sorted((dist.name, dist.version) for dist in _distributions()),
-        "agent": agent.hexdigest(),
+        "sandbox_agent": sandbox_agent.hexdigest(),
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -99,14 +99,14 @@ def _build(folder: Path) -> None:
     shutil.copytree(standard, library, ignore=_OMITTED, ignore_dangling_symlinks=True)
     for distribution in _distributions():
         _copy_distribution(distribution, library)
-    _copy_agent(library)
+    _copy_sandbox_agent(library)
     programs = _copy_programs(folder / "bin")
     extensions = [path for path in library.rglob("*.so*") if path.is_file()]
     loader = _copy_libraries(folder / "so", [*programs, *extensions])
     _write_fallback(folder / "fallback", loader)
     (folder / "apt.conf").write_text('APT::Sandbox::User "root";\n')
     compileall.compile_dir(folder / sys.platlibdir, quiet=2)
-    write_archive(folder, OWN, _start(loader, str(folder)), _agent_folder() / "archived_start.py")
+    write_archive(folder, OWN, _start(loader, str(folder)), _sandbox_agent_folder() / "archived_start.py")
     subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(folder)], check=True)
 
 
@@ -139,18 +139,18 @@ def _copy_distribution(distribution: importlib.metadata.Distribution, library: P
         shutil.copy2(source, target)  # keep the times of sources, because compiled code is valid only for these times
 
 
-def _agent_folder() -> Path:
+def _sandbox_agent_folder() -> Path:
     spec = importlib.util.find_spec("rollyard.sandbox_agent")
     if spec is None or spec.origin is None:
         raise SandboxStartFailed("rollyard is installed without its package sandbox_agent: reinstall it")
     return Path(spec.origin).parent
 
 
-def _copy_agent(library: Path) -> None:
+def _copy_sandbox_agent(library: Path) -> None:
     target = library / "rollyard"
     (target / "sandbox_agent").mkdir(parents=True)
     (target / "__init__.py").write_text('"""The part of rollyard that lives in sandboxes."""\n')
-    for source in _agent_folder().glob("*.py"):
+    for source in _sandbox_agent_folder().glob("*.py"):
         shutil.copy2(source, target / "sandbox_agent")
 
 

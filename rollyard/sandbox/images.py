@@ -62,7 +62,7 @@ class HeldRoot:
 
 
 class _NoRoot(Exception):
-    """The folder of an image is no root file system. `str()` says why, and what one can do."""
+    """The folder of an image is not a root file system. `str()` says why, and what one can do."""
 
 
 class Images:
@@ -109,7 +109,7 @@ class Images:
         return absolute_image(image, str(self._folder))
 
     async def hold(self, image: str | None) -> HeldRoot:
-        """Return the root of an image, and keep the image on this machine until it is released. An image that is no folder
+        """Return the root of an image, and keep the image on this machine until it is released. An image that is not a folder
         is pulled or unpacked into the node's cache if it is missing there.
 
         Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound, for which no retry helps.
@@ -161,7 +161,7 @@ class Images:
             if not os.path.exists(name):  # Path.exists raises if a name is too long
                 raise _NoRoot(f"there is no such folder: make it, or {_IMAGE_FORMS}")
             if not os.path.isdir(name):
-                raise _NoRoot(f"it is no folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
+                raise _NoRoot(f"it is not a folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
             folder = Path(name).resolve()
             if own := next(
                 (own for own in (Path(os.path.expanduser("~")), self._cache) if own.resolve().is_relative_to(folder)),
@@ -217,7 +217,7 @@ def _place(folder: Path, path: str) -> str:
     for count in range(1, len(parts) + 1):
         above = folder.joinpath(*parts[:count])
         if above.exists() and not above.is_dir():
-            raise _NoRoot(f"{above} is no folder, and a sandbox needs a folder there: delete it")
+            raise _NoRoot(f"{above} is not a folder, and a sandbox needs a folder there: delete it")
     return place
 
 

@@ -37,7 +37,7 @@ from rollyard.host.node_cache import node_cache
 from rollyard.images.settings import CacheSettings
 from rollyard.sandbox import egress_proxy
 from rollyard.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
-from rollyard.sandbox.bundled_python import agent_argv, own_python
+from rollyard.sandbox.bundled_python import own_python, sandbox_agent_argv
 from rollyard.sandbox.cgroups import SandboxCgroup, SandboxCgroups, SandboxKills
 from rollyard.sandbox.egress_proxy import EgressProxy
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
@@ -397,7 +397,7 @@ class SandboxFactory:
             root = with_name_service(root)
         try:
             launch = self._runtime.command(
-                root, spec.limits, own, agent_argv(own), host_network=spec.host_network, gpus=gpus.gpus
+                root, spec.limits, own, sandbox_agent_argv(own), host_network=spec.host_network, gpus=gpus.gpus
             )
         except OSError as error:  # the runtime makes its own files again if somebody has deleted them
             raise SandboxStartFailed(f"{error.filename or self._cache} cannot be made: {error.strerror}") from None

@@ -175,7 +175,7 @@ def compress(end: PipeEnd, file: BinaryIO, most: int | None = None) -> tuple[str
 
 
 def decompress(end: PipeEnd, file: BinaryIO) -> str | None:
-    """Write the archive in the file to the pipe. Return the end of a sentence about a file that is no archive."""
+    """Write the archive in the file to the pipe. Return the end of a sentence about a file that is not an archive."""
     file.seek(0)
     try:
         unpacker = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)

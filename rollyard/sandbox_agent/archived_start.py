@@ -1,7 +1,7 @@
 """Starts the sandbox agent from an archive: one file with the code of all modules that the start imports. To find and read
 them one by one takes longer than to run them.
 
-`rollyard.sandbox.agent_archive` writes the archive, and compiles this file, which Python runs as a script. A module
+`rollyard.sandbox.sandbox_agent_archive` writes the archive, and compiles this file, which Python runs as a script. A module
 that is not in the archive is found where it is installed.
 """
 

@@ -5,7 +5,7 @@ dies, the pipe ends, and with process 1 the kernel ends all others.
 
 A container without root has one user and one group. So calls that change the owner of a file or the user of a process, and
 those that make device files, are answered as if they had worked, and have no effect. The program apt is told by a
-configuration file not to change its user. Nothing waits for the disk either, because a build that does not end begins anew.
+configuration file not to change its user. Nothing waits for the disk either, because a build that does not end is repeated.
 """
 
 from __future__ import annotations

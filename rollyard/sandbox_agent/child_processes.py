@@ -1,4 +1,4 @@
-"""Child processes of the sandbox agent: processes that the agent started, and orphans that it inherits.
+"""Child processes of the sandbox agent: processes that it started, and orphans that it inherits.
 
 The sandbox agent is process 1 of its sandbox, so orphaned processes of the task become its children. Ended children
 must be reaped, because zombies use up the sandbox's process limit. One thread reaps all children; no other code calls
@@ -30,8 +30,8 @@ IGNORED_BY_PYTHON = (13, 25)
 
 
 class ChildProcess:
-    """A process that the agent started. When the process ends, the file descriptor `exited` becomes readable, and `status`
-    is set."""
+    """A process that the sandbox agent started. When the process ends, the file descriptor `exited` becomes readable, and
+    `status` is set."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

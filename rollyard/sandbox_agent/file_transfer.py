@@ -71,7 +71,7 @@ def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
     entry = archive.gettarinfo(path, name)
     entry.uname = entry.gname = ""
     if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
-        _say(f"{path} is left out: it is no file, folder or link")
+        _say(f"{path} is left out: it is not a file, folder or link")
         return
     if not entry.isreg():
         archive.addfile(entry)

@@ -133,13 +133,13 @@ def decoded(take: Callable[[int], bytes]) -> ChangedFile | None:
     if block == bytes(BLOCK):
         return None
     if block[156:157] != _PAX:
-        raise BrokenChanges("it is no snapshot")
+        raise BrokenChanges("it is not a snapshot")
     records = _records(_body(take, _value(block[124:136])))
     block = take(BLOCK)
     kind, length = block[156:157], _value(block[124:136])
     seconds, _, fraction = records.get(b"mtime", b"").partition(b".")
     if block[257:265] != _MAGIC or len(fraction) != 9 or not fraction.isdigit() or not seconds.lstrip(b"-").isdigit():
-        raise BrokenChanges("it is no snapshot")
+        raise BrokenChanges("it is not a snapshot")
     path = records.get(b"path", block[:100].rstrip(b"\0"))
     entry = ChangedFile(
         b"" if path == b"." else path, kind, _value(block[100:108]), int(seconds) * 10**9 + int(fraction)
@@ -195,5 +195,5 @@ def _value(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0") or b"0"
     if digits.strip(b"01234567"):
-        raise BrokenChanges("it is no snapshot")
+        raise BrokenChanges("it is not a snapshot")
     return int(digits, 8)

@@ -1,7 +1,7 @@
 """The sandbox agent's start. It receives the settings, starts bash, sends the hello message, and serves calls.
 
 Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and
-no file remains of it. End-of-file on the socket means that the owner is gone, for whatever reason; then the agent ends
+no file remains of it. End-of-file on the socket means that the owner is gone, for whatever reason; then the sandbox agent ends
 too.
 
 Imports are a third of a sandbox's start. So this module imports only what bash needs, and bash starts while the rest is
@@ -84,9 +84,9 @@ def _serve(stream: Stream, gate: socket, settings: Settings, threads: OwnThreads
         pass  # the first call tries again, and its result has the error
     stream.send({"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version})
     # imported while bash starts
-    from rollyard.sandbox_agent.server import AgentServer
+    from rollyard.sandbox_agent.server import SandboxAgentServer
 
-    AgentServer(stream, gate, settings, children, threads, shell, started).serve()
+    SandboxAgentServer(stream, gate, settings, children, threads, shell, started).serve()
 
 
 def _restore_signals() -> None:

@@ -1,7 +1,7 @@
 """Programs that a person starts beside the tools, each on a terminal or on pipes of its own.
 
 The sandbox agent starts a program, and passes the other ends of its terminal or pipes to the sandbox's owner. So the
-kernel limits the output that waits, and no output passes through the agent. A program has the same limits as the tools.
+kernel limits the output that waits, and no output passes through the sandbox agent. A program has the same limits as the tools.
 """
 
 from __future__ import annotations

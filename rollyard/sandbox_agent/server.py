@@ -41,7 +41,7 @@ class ToolRoute:
         self.run = run
 
 
-class AgentServer:
+class SandboxAgentServer:
     def __init__(
         self,
         stream: Stream,

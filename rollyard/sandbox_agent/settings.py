@@ -68,7 +68,7 @@ class Settings:
     def confine(self, pid: int) -> None:
         """Set the limits of a process, before the process runs code of the task. Child processes inherit the limits.
 
-        The sandbox agent itself has no limits, so that the agent can still act when the task has reached all limits.
+        The sandbox agent itself has no limits, so that it can still act when the task has reached all limits.
         """
         memory = self.memory_bytes if self.limits_address_space else resource.RLIM_INFINITY
         for kind, value in (

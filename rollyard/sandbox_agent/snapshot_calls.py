@@ -45,7 +45,7 @@ def restore_snapshot(pipe: int) -> Header:
         RecursionError,
         MemoryError,
     ) as error:  # a number or a name that no file can have
-        return {"broken": f"it is no snapshot ({type(error).__name__})"}
+        return {"broken": f"it is not a snapshot ({type(error).__name__})"}
     except ImageDiffers:
         return {"differs": _text(restorer)}
     except OSError as error:

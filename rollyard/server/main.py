@@ -164,7 +164,15 @@ class RollyardServer:
         """Run all background tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             p = self.parts
-            routing = (p.weights_watch, p.prober, p.rebalancer, p.lease_expiry, p.images, p.image_stager, p.sessions)
+            routing = (
+                p.weights_watch,
+                p.prober,
+                p.rebalancer,
+                p.lease_expiry,
+                p.images,
+                p.image_prefetcher,
+                p.sessions,
+            )
             for part in (p.manager, p.dispatcher, p.resizer, p.batch_keeper, *routing):
                 tasks.create_task(part.run())
             tasks.create_task(self._expire_endpoints())

@@ -33,10 +33,10 @@ from rollyard.server.batches.keeper import BatchKeeper
 from rollyard.server.batches.service import BatchService
 from rollyard.server.batches.settlement import Settlements
 from rollyard.server.batches.task_sources import TaskSources
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.image_holds import ImageHolds
-from rollyard.server.rollouts.image_stager import ImageStager
+from rollyard.server.rollouts.image_prefetcher import ImagePrefetcher
 from rollyard.server.rollouts.lease_expiry import LeaseExpiry
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.move_hints import MoveHints
@@ -73,10 +73,10 @@ class Routing:
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
         self.sessions = SessionIndex()
-        self.agents, self.leases = ConnectedAgents(clock), Leases(clock, lease_seconds, self.sessions)
+        self.node_agents, self.leases = ConnectedNodeAgents(clock), Leases(clock, lease_seconds, self.sessions)
         self.endpoints = EndpointRegistry(clock, self.sessions)
         self.choice = EndpointChoice(clock, self.endpoints, self.sessions)
-        self.hints = MoveHints(clock, self.agents, self.leases)
+        self.hints = MoveHints(clock, self.node_agents, self.leases)
         wake(self.endpoints.endpoint_updated, self.choice.rank)
         wake(self.sessions.sessions_changed, self.choice.recount)
 
@@ -111,24 +111,30 @@ class Parts:
         connector = connector or aiohttp.TCPConnector(ssl=trust, limit=0)
         routing, pools = Routing(clock, lease_seconds), StoredPools(objects)
         self.pools = pools
-        self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
+        self.node_agents, self.leases, self.endpoints = routing.node_agents, routing.leases, routing.endpoints
         self.choice, self.session_index = routing.choice, routing.sessions
-        agents, leases, endpoints = self.agents, self.leases, self.endpoints
+        node_agents, leases, endpoints = self.node_agents, self.leases, self.endpoints
         # Arguments such as `slots=` and `pools=` are functions through which a part queries another part.
         self.settlements = settlements = Settlements()
-        self.rollouts = rollouts = RolloutService(records, clock, agents, leases, settlements.settle_ended)
-        self.images = ImageHolds(rollouts, clock, agents, pool=pools.rollout_pool)
-        self.image_stager = ImageStager(records, clock, agents, pool=pools.rollout_pool)
+        self.rollouts = rollouts = RolloutService(records, clock, node_agents, leases, settlements.settle_ended)
+        self.images = ImageHolds(rollouts, clock, node_agents, pool=pools.rollout_pool)
+        self.image_prefetcher = ImagePrefetcher(records, clock, node_agents, pool=pools.rollout_pool)
         self.queue_limit = QueueLimit(records, clock)
         self.lease_expiry = LeaseExpiry(self.rollouts)
-        self.batches = BatchService(batches, clock, rollouts, settlements, slots=agents.slots, sources=TaskSources())
-        self.batch_keeper = BatchKeeper(batches, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
+        self.batches = BatchService(
+            batches, clock, rollouts, settlements, slots=node_agents.slots, sources=TaskSources()
+        )
+        self.batch_keeper = BatchKeeper(
+            batches, clock, self.batches, slots=node_agents.slots, pools=pools.rollout_pools
+        )
         placement = ExternalPlacement(endpoints, routing.choice, routing.sessions)
         self.sessions = ExternalSessions(connector, placement, store.sessions)
         self.rebalancer = routing.rebalancer(ask_external=self.sessions.ask_to_move)
         self.prober = EndpointProber(endpoints, trust=trust, pools=pools.inference_pools)
-        self.dispatcher = Dispatcher(records, clock, agents, leases, endpoints, routing.choice, pool=pools.rollout_pool)
-        self.resizer = StageResizer(clock, agents, queued=self._demand, stages=pools.stages)
+        self.dispatcher = Dispatcher(
+            records, clock, node_agents, leases, endpoints, routing.choice, pool=pools.rollout_pool
+        )
+        self.resizer = StageResizer(clock, node_agents, queued=self._demand, stages=pools.stages)
         self.weights_watch = StalenessWatch(rollouts, clock=clock, endpoints=endpoints, pools=pools.rollout_pools)
         self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
         self.tokens = TokenRotation(self.signer, self.authority, self.workspace, store, data, clock)
@@ -136,7 +142,7 @@ class Parts:
             objects,
             driver,
             self.workspace,
-            agents,
+            node_agents,
             endpoints,
             rollouts,
             clock=clock,
@@ -145,12 +151,12 @@ class Parts:
         self.manager, self.feed = reconcilers.manager, reconcilers.feed
         _Wakes(self).connect()
         for stage in Stage:
-            STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
+            STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.node_agents.width, stage))
         for what in SandboxCounts.model_fields:
             SANDBOXES.labels(what).set_function(partial(self._count_sandboxes, what))
 
     def _count_sandboxes(self, what: str) -> int:
-        count: int = getattr(self.agents.sandboxes(), what)
+        count: int = getattr(self.node_agents.sandboxes(), what)
         return count
 
     def services(self) -> Services:
@@ -164,7 +170,7 @@ class Parts:
             images=self.images,
             queue_limit=self.queue_limit,
             batches=self.batches,
-            agents=self.agents,
+            node_agents=self.node_agents,
             endpoints=self.endpoints,
             choice=self.choice,
             sessions=self.sessions,
@@ -199,10 +205,10 @@ class _Wakes:
         """Connect all events except two kinds. `Routing` connects its own events, and `reconcilers/watches.py` connects
         changes of objects and jobs."""
         p = self._parts
-        wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
-        wake(p.agents.room_offered, p.dispatcher.wake)
-        wake(p.agents.work_moved, self.resize)
-        wake(p.agents.widths_changed, self.resize, self.show_widths, lambda agent: p.batch_keeper.wake())
+        wake(p.node_agents.node_agent_changed, self.dispatch_to, self.resize, self.reconcile_node_agent)
+        wake(p.node_agents.room_offered, p.dispatcher.wake)
+        wake(p.node_agents.work_moved, self.resize)
+        wake(p.node_agents.widths_changed, self.resize, self.show_widths, lambda agent: p.batch_keeper.wake())
         wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.check_staleness, self.reconcile_endpoint)
         wake(p.endpoints.weights_changed, self.dispatch_near, self.check_staleness)
         wake(p.endpoints.capacity_freed, self.dispatch_near)
@@ -214,7 +220,7 @@ class _Wakes:
         wake(p.images.holds_changed, self.show_images)
         wake(p.sessions.session_refused, self.reconcile_inference_pool)
 
-    def dispatch_to(self, agent: ConnectedAgent) -> None:
+    def dispatch_to(self, agent: ConnectedNodeAgent) -> None:
         self._dispatcher.wake(agent.pool)
 
     def dispatch_onto(self, state: EndpointState) -> None:
@@ -223,11 +229,11 @@ class _Wakes:
     def dispatch_near(self, pool: PoolKey) -> None:
         """Wake dispatch for the pools of all connected node agents in the namespace of this InferencePool, because each
         of these pools may use the InferencePool."""
-        for agent in self._parts.agents.all():
+        for agent in self._parts.node_agents.all():
             if agent.pool.namespace == pool.namespace:
                 self._dispatcher.wake(agent.pool)
 
-    def resize(self, agent: ConnectedAgent) -> None:
+    def resize(self, agent: ConnectedNodeAgent) -> None:
         self._resizer.wake(agent.pool)
 
     def resize_pool(self, pool: PoolKey, at: float) -> None:
@@ -236,7 +242,7 @@ class _Wakes:
     def check_staleness(self, changed: EndpointState | PoolKey) -> None:
         self._parts.weights_watch.wake()
 
-    def reconcile_agent(self, agent: ConnectedAgent) -> None:
+    def reconcile_node_agent(self, agent: ConnectedNodeAgent) -> None:
         self._manager.add(RolloutPool.key_of(*agent.pool))
         self._manager.add(Allocation.key_of(agent.pool.namespace, agent.identity.allocation))
 
@@ -254,7 +260,7 @@ class _Wakes:
     def show_images(self, pool: PoolKey) -> None:
         self._manager.add(RolloutPool.key_of(*pool), SHOWN_SECONDS)
 
-    def show_widths(self, agent: ConnectedAgent) -> None:
+    def show_widths(self, agent: ConnectedNodeAgent) -> None:
         self._manager.add(RolloutPool.key_of(*agent.pool), SHOWN_SECONDS)
 
 

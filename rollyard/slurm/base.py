@@ -1,6 +1,6 @@
 """Protocol and data of a Slurm driver.
 
-A failed snapshot proves nothing about jobs. A job that a complete snapshot does not list has probably ended; the
+A failed listing proves nothing about jobs. A job that a complete listing lacks has probably ended; the
 reconcilers also look at heartbeats and accounting.
 """
 
@@ -44,7 +44,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class JobListing:
     """State of all our jobs that Slurm knows, at one moment."""
 
     taken_at: float
@@ -133,7 +133,7 @@ class Driver(Protocol):
     name: str
     """Name that `rollyard doctor` shows: local, cli, slurmrestd, pyslurm."""
 
-    async def snapshot(self) -> Snapshot:
+    async def list_jobs(self) -> JobListing:
         """List all our jobs: the jobs whose names have our prefix. Each task of an array is listed as a job.
 
         Ended jobs are included as long as Slurm knows them. Raises SlurmUnreachable if there is no answer, or if the answer

@@ -29,7 +29,7 @@ def batch_script(
     command: Sequence[str],
     tasks: int | None = None,
     after_job: str | None = None,
-    stage: Sequence[str] = (),
+    unpack: Sequence[str] = (),
     uids: Sequence[str] = (),
 ) -> BatchScript:
     """Return a script with the template's options as `#SBATCH` lines, then environment, setup and the command.
@@ -37,7 +37,7 @@ def batch_script(
     `tasks`: the job is an array with the indices 0 to tasks - 1; None for a job without an array. For an array,
     `directory` contains a subfolder, or a link to a folder, for each task. Its name is the task's index. Each task
     writes its log there. In `command`, the word FOLDER is replaced by the folder of the job or task. `after_job`: job
-    that must end, in any way, before this job starts. `stage`: command that prints a folder from which the job imports
+    that must end, in any way, before this job starts. `unpack`: command that prints a folder from which the job imports
     Python modules. If this command fails, the job imports them as usual. `uids`: the allocation's uid, or the uid of each
     task's allocation; empty if the job must not know it.
 
@@ -70,8 +70,8 @@ def batch_script(
     lines += [f"export {key}={shlex.quote(value)}" for key, value in template.env.items()]
     if template.setup.strip():
         lines.append(template.setup.strip("\n"))
-    if stage:
-        lines.append(f'staged=$({shlex.join(stage)}) && export PYTHONPATH="$staged${{PYTHONPATH:+:$PYTHONPATH}}"')
+    if unpack:
+        lines.append(f'unpacked=$({shlex.join(unpack)}) && export PYTHONPATH="$unpacked${{PYTHONPATH:+:$PYTHONPATH}}"')
     words = (f'"{FOLDER}"' if word == FOLDER else shlex.quote(word) for word in command)
     lines += [f"exec {' '.join(words)}", ""]
     return BatchScript(name=name, comment=comment, text="\n".join(lines), directory=directory, within=template.within)

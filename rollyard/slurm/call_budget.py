@@ -1,7 +1,7 @@
 """One budget for all calls to Slurm: a token bucket, and a breaker that stops calls while slurmctld is slow or down.
 
 Frequent retries would increase the load of an overloaded controller, so calls are spread over time. After one call that
-slurmctld does not answer, only the snapshot is tried again, at growing intervals, until a snapshot succeeds.
+slurmctld does not answer, only the listing of jobs is tried again, at growing intervals, until it succeeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
 from rollyard.core.telemetry import SLURM_CALLS, SLURM_SECONDS
-from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Driver, Job, JobListing, Site
 
 T = TypeVar("T")
 CALLS_PER_SECOND, BURST = 10.0, 20
@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 
 
 class BudgetedDriver:
-    """Driver whose calls go through the budget. While the breaker is open, all calls except `snapshot` raise
+    """Driver whose calls go through the budget. While the breaker is open, all calls except `list_jobs` raise
     SlurmUnreachable immediately."""
 
     def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
@@ -33,15 +33,15 @@ class BudgetedDriver:
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
         self._paused_until = 0.0
-        """Monotonic time, in seconds, at which the present pause ends. Until then `snapshot` waits, and other calls are
+        """Monotonic time, in seconds, at which the present pause ends. Until then `list_jobs` waits, and other calls are
         refused."""
         self._why = ""
 
-    async def snapshot(self) -> Snapshot:
-        """Take a snapshot. While the breaker is open, this call first waits for the end of the pause."""
+    async def list_jobs(self) -> JobListing:
+        """List the jobs. While the breaker is open, this call first waits for the end of the pause."""
         if (pause := self._paused_until - time.monotonic()) > 0:
             await asyncio.sleep(pause)
-        return await self._call("snapshot", lambda: self._driver.snapshot())
+        return await self._call("list_jobs", lambda: self._driver.list_jobs())
 
     async def submit(self, script: BatchScript) -> list[str]:
         self._check()
@@ -88,7 +88,7 @@ class BudgetedDriver:
             seconds = time.monotonic() - began
             SLURM_SECONDS.labels(word).observe(seconds)
         SLURM_CALLS.labels(word, "ok").inc()
-        if word == "snapshot":
+        if word == "list_jobs":
             self._failures = 0
         if seconds > SLOW_CALL_SECONDS:
             self._why = f"{word} took {seconds:.0f} s"

@@ -109,7 +109,7 @@ async def _commands_are_here() -> bool:
         return True
     try:  # a machine without a configuration file may get its configuration from slurmctld
         async with asyncio.timeout(PROBE_SECONDS):
-            await CliDriver().snapshot()
+            await CliDriver().list_jobs()
     except (SlurmUnreachable, TimeoutError):
         return False
     return True

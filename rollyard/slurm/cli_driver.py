@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, Site, Snapshot
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, JobListing, Site
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.refusal import BY_PLUGIN, read_refusal
 from rollyard.slurm.scontrol_text import read_site
@@ -64,12 +64,12 @@ class CliDriver:
         self._user = getpass.getuser()
         self._keeps_accounts = True
 
-    async def snapshot(self) -> Snapshot:
+    async def list_jobs(self) -> JobListing:
         taken_at = time.time()
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
         # squeue prints the header even if the queue is empty. So an empty output is an error, not an empty queue.
         text = await self._run_query("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
-        return Snapshot(taken_at, read_queue(text))
+        return JobListing(taken_at, read_queue(text))
 
     async def submit(self, script: BatchScript) -> list[str]:
         command = ("sbatch", "--parsable", f"--chdir={script.directory}")

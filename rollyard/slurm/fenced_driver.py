@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rollyard.core.errors import SlurmUnreachable, Unavailable
-from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Driver, Job, JobListing, Site
 
 
 class FencedDriver:
@@ -24,8 +24,8 @@ class FencedDriver:
         self._driver = driver
         self._confirm = confirm
 
-    async def snapshot(self) -> Snapshot:
-        return await self._driver.snapshot()
+    async def list_jobs(self) -> JobListing:
+        return await self._driver.list_jobs()
 
     async def submit(self, script: BatchScript) -> list[str]:
         await self._check()

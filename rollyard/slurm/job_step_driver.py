@@ -21,7 +21,7 @@ from pathlib import Path
 from rollyard.core.errors import SubmitRefused
 from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
-from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Driver, Job, JobListing, Site
 from rollyard.slurm.batch_script import directive, directives
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
@@ -42,10 +42,10 @@ class JobStepDriver:
         self._cli = cli
         self._steps = LocalDriver(folder)
 
-    async def snapshot(self) -> Snapshot:
-        snapshot = await self._driver.snapshot()
-        steps = (dataclasses.replace(job, id=PREFIX + job.id) for job in (await self._steps.snapshot()).jobs.values())
-        return Snapshot(snapshot.taken_at, {**snapshot.jobs, **{job.id: job for job in steps}})
+    async def list_jobs(self) -> JobListing:
+        listing = await self._driver.list_jobs()
+        steps = (dataclasses.replace(job, id=PREFIX + job.id) for job in (await self._steps.list_jobs()).jobs.values())
+        return JobListing(listing.taken_at, {**listing.jobs, **{job.id: job for job in steps}})
 
     async def submit(self, script: BatchScript) -> list[str]:
         if script.within is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollyard.core.errors import SlurmError, SubmitRefused
 from rollyard.kinds.values.quantity import walltime_seconds
-from rollyard.slurm.base import BatchScript, Job, Node, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobListing, Node, Site
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.local_job import START_SECONDS, LocalJob
 
@@ -46,8 +46,8 @@ class LocalDriver:
         self._min_job_age = min_job_age
         self._ended: dict[str, Job] = {}
 
-    async def snapshot(self) -> Snapshot:
-        return await asyncio.to_thread(self._snapshot)
+    async def list_jobs(self) -> JobListing:
+        return await asyncio.to_thread(self._list_jobs)
 
     async def submit(self, script: BatchScript) -> list[str]:
         return await asyncio.to_thread(self._submit, script)
@@ -122,7 +122,7 @@ class LocalDriver:
         finally:
             os.close(counter)
 
-    def _snapshot(self) -> Snapshot:
+    def _list_jobs(self) -> JobListing:
         taken_at, jobs, ended = time.time(), {}, {}
         for folder in self._folders():
             job = self._ended.get(folder.name) or self._observe(folder)
@@ -136,7 +136,7 @@ class LocalDriver:
             if job.name.startswith(JOB_PREFIX):
                 jobs[job.id] = job
         self._ended = ended
-        return Snapshot(taken_at, jobs)
+        return JobListing(taken_at, jobs)
 
     def _folders(self) -> Iterator[Path]:
         return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))

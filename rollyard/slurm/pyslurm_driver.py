@@ -17,7 +17,7 @@ from typing import Any
 
 from rollyard.core.errors import SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, Node, Partition, Site, Snapshot
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, JobListing, Node, Partition, Site
 from rollyard.slurm.batch_script import JOB_PREFIX
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.pyslurm_process import PyslurmProcess
@@ -57,9 +57,9 @@ class PyslurmDriver:
         """
         return str(await self._child.ask("version"))
 
-    async def snapshot(self) -> Snapshot:
+    async def list_jobs(self) -> JobListing:
         taken_at = time.time()
-        return Snapshot(taken_at, read_jobs(await self._child.ask("jobs", prefix=JOB_PREFIX)))
+        return JobListing(taken_at, read_jobs(await self._child.ask("jobs", prefix=JOB_PREFIX)))
 
     async def submit(self, script: BatchScript) -> list[str]:
         return await self._cli.submit(script)
@@ -89,7 +89,7 @@ async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
     that pyslurm reports is compared with the site that Slurm's own commands report.
     """
     try:
-        await driver.snapshot()
+        await driver.list_jobs()
         site, known = await driver.site(), await commands.site()
     except SlurmUnreachable as error:
         return str(error).removeprefix("pyslurm: ")

@@ -24,7 +24,7 @@ import rollyard
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.server.store.journal_mode import LOCAL, file_system_of
 
-STAGE = Path(__file__).with_name("stage.sh")
+UNPACK = Path(__file__).with_name("unpack_python.sh")
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
 LAST_FILE = ".last"
 """Name of the last file in the archive. `tar` does not notice that an archive ends too early."""
@@ -42,7 +42,7 @@ class PythonArchive:
     def archive(self, template: AllocationTemplate) -> Path | None:
         """Return the path of the archive for jobs of this template; None if the jobs need no archive. Blocks at the
         first call."""
-        match template.stage_python:
+        match template.unpack_python:
             case "Never":
                 return None
             case "Auto" if file_system_of(Path(sysconfig.get_path("purelib"))) in LOCAL:

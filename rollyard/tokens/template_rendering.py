@@ -159,7 +159,7 @@ class Renderer:
         has a placeholder.
         """
         if self._nonce in text:
-            raise ValueError("a placeholder is no text for a model")
+            raise ValueError("a placeholder is not text for a model")
         return self._template.encode_behind(behind, text)
 
     def end_in(self, text: str, position: int) -> int | None:

@@ -255,7 +255,7 @@ def decode(data: bytes | bytearray | memoryview) -> Columns:
         _check(columns)
         return columns
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise ValueError(f"this is no columns file that this release reads: {error}") from None
+        raise ValueError(f"this is not a columns file that this release reads: {error}") from None
 
 
 def _check(columns: Columns) -> None:

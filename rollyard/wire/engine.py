@@ -92,7 +92,7 @@ class WeightsReport(WireMessage):
     checksum: str = ""
     """Checksum of the folder of the served weights."""
     phase: WeightsPhase = ""
-    """Stage of the change of weights under way; Failed if none is under way and the last one failed; else empty.
+    """Step of the change of weights under way; Failed if none is under way and the last one failed; else empty.
     Transferring: the engine waits for the trainer."""
     error: str = ""
     """Reason of the failure, if `phase` is Failed."""

@@ -140,7 +140,7 @@ class CapacityRequest(WireMessage):
 
 
 Count = Annotated[int, AfterValidator(lambda count: max(0, min(count, 1 << 40)))]
-"""Number that a process counted. What it cannot have counted is made possible, so that sums of it can be shown."""
+"""Number that a process counted. A number out of range becomes the nearest number in range, so that sums can be shown."""
 
 
 class SandboxCounts(WireMessage):

@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.core.errors import ApiError, Incompatible, RequestTimeout, Unavailable
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.wire.attach import AttachKind, Start
 from rollyard.wire.base import Identity
 from rollyard.wire.node import Attach, ToNode
@@ -57,4 +57,6 @@ async def test_after_a_restart_of_the_server_exec_works_when_the_node_agent_is_b
 def connect(api: Api, sent: list[ToNode], attachments: frozenset[str]) -> None:
     identity = Identity(allocation="swe-0", namespace="default", uid="u", job_id="1", instance="i", node="n1")
     pool = PoolKey("default", "swe")
-    api.agents.connect(ConnectedAgent(identity, pool, sent.append, expel=lambda: None, attachments=attachments))
+    api.node_agents.connect(
+        ConnectedNodeAgent(identity, pool, sent.append, expel=lambda: None, attachments=attachments)
+    )

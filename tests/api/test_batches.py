@@ -45,7 +45,7 @@ async def test_a_batch_is_iterated_to_its_target(serving: Serve, tmp_path: Path)
         assert await client.put_dataset("d", [Task.model_validate(t) for t in tasks(20)]) == uploaded
         blank, text = "\n" * 100_000, (tmp_path / "d.jsonl").read_text()
         (tmp_path / "blank.jsonl").write_text(blank + text.replace("\n", blank))
-        assert await client.put_dataset("d", tmp_path / "blank.jsonl") == uploaded, "empty lines are no tasks"
+        assert await client.put_dataset("d", tmp_path / "blank.jsonl") == uploaded, "empty lines are not tasks"
         request = BatchRequest(id="b", pool="swe", n=4, target=3, dataset=DatasetRef(name="d"))
         batch = client.batch(request)
         made = await client.create_batch(request)

@@ -96,7 +96,7 @@ async def test_a_kept_sandbox_of_another_pools_rollout_is_not_believed(serving: 
         ref = await leased(api, "r")
         await agent.say(KeptSandboxList(kept=[KeptSandbox(lease=ref, until=2e9)]))
         record = await api.parts.rollouts.get("default", "r")
-        assert api.parts.agents.kept(record.key, record.pool_key) is None
+        assert api.parts.node_agents.kept(record.key, record.pool_key) is None
 
 
 async def test_a_proof_about_another_pools_model_is_not_believed(serving: Serve) -> None:
@@ -122,7 +122,7 @@ async def test_floods_of_names_and_impossible_numbers(serving: Serve, monkeypatc
         faults = [ImageFault(image=name, message="m" * 100) for name in names]
         for start in range(0, 300, 100):
             await agent.say(ImageChanges(ready=names[start : start + 100], failed=faults[start : start + 100]))
-        (found,) = api.parts.agents.all()
+        (found,) = api.parts.node_agents.all()
         assert len(found.ready_images) == 100
         holds = await api.store.rollouts.image_holds(found.pool)
         assert len(holds) <= 10

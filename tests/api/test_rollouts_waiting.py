@@ -9,7 +9,7 @@ from rollyard.kinds.base import KindObject, ObjectKey, evolve
 from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.pool import PoolKey, Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from tests.api.test_columns import leased
 from tests.api.test_hostile_node_agents import hostile
 from tests.support import make
@@ -63,9 +63,9 @@ async def _stored(api: Api) -> RolloutPool:
     return found
 
 
-def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> ConnectedAgent:
+def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> ConnectedNodeAgent:
     agent = make.agent(KEY, uid, kinds=frozenset(kinds), failed_kinds=failed)
-    api.agents.connect(agent)
+    api.node_agents.connect(agent)
     return agent
 
 
@@ -130,7 +130,7 @@ async def test_a_pool_without_a_policy_is_refused_at_submit(serving: Serve) -> N
 
 async def test_a_rollout_in_init_says_what_its_node_makes_once(serving: Serve) -> None:
     async with serving() as api, hostile(api) as agent:
-        (connected,) = api.parts.agents.all()
+        (connected,) = api.parts.node_agents.all()
         await leased(api, "r", holder=connected.holder)
         assert await waiting(api) == {}
         await agent.say(preparing="copies Python")

@@ -225,7 +225,7 @@ async def test_three_iterations_of_its_training_loop_each_with_the_weights_of_th
 
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in facts["row"]:
-        trajectory = ended[row["agl"]]  # so the failed rollout is no row
+        trajectory = ended[row["agl"]]  # so the failed rollout is not a row
         compare(row, trajectory, compatibility)
         assert trajectory.mode == "train"
         assert versions(trajectory) == [f"{PREFIX}{row['step'] - 1}"]

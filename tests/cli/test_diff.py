@@ -36,7 +36,7 @@ def kubeconfig(authority: str) -> str:
         (kubeconfig(""), "nowhere.yaml"),
         (kubeconfig(""), "binary.yaml"),
     ],
-    ids=["no kubeconfig", "a torn one", "one with no certificate", "no manifest", "one that is no text"],
+    ids=["no kubeconfig", "a torn one", "one with no certificate", "no manifest", "one that is not text"],
 )
 def test_whatever_fails_it_does_not_say_that_they_differ(
     config: str | None, manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,7 +110,7 @@ async def test_prune_spares_what_is_used(registry: Pusher, node: Path) -> None:
     for number in range(3):
         registry.image("cli/prune", f"v{number}", [BASE, gz(tar(("big", os.urandom(1 << 20))))])
         names.append(f"docker://{registry.host}/cli/prune:v{number}")
-        await cache.stage(names[-1])
+        await cache.prefetch(names[-1])
     with await cache.get(names[0]):
         assert (await asyncio.to_thread(_run, "prune", "--older-than", "1h")).output == "freed 0M\n"
         done = await asyncio.to_thread(_run, "prune", "--max-size", "1M")

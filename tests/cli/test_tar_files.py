@@ -173,7 +173,7 @@ def test_a_packed_folder_comes_back(tmp_path: Path) -> None:
     os.mkfifo(source / "pipe")
     made, said = io.BytesIO(), list[str]()
     pack(source, made, LIMIT, said.append)
-    assert said == [f"{source}/pipe is left out: it is no file, folder or link"]
+    assert said == [f"{source}/pipe is left out: it is not a file, folder or link"]
     made.seek(0)
     unpack(made, tmp_path / "copy", LIMIT, said.append)
     assert (tmp_path / "copy" / "deep" / "file").read_text() == "content"
@@ -187,7 +187,7 @@ def test_the_sandbox_does_not_choose_the_name_of_the_copy(tmp_path: Path) -> Non
     unpack(stream(entry(".bashrc", size=3)), tmp_path, LIMIT, print, "result.txt")
     assert (tmp_path / "result.txt").read_bytes() == bytes(3)
     for name in (".bashrc", ".profile", "out"):
-        with pytest.raises(RollyardError, match="write the name that it shall have as the destination"):
+        with pytest.raises(RollyardError, match="name the file in the destination"):
             unpack(stream(entry(name, size=3)), tmp_path, LIMIT, print)
     assert sorted(os.listdir(tmp_path)) == [".bashrc", "out", "result.txt"]
     assert {(tmp_path / name).read_text() for name in (".bashrc", "out")} == {"mine"}

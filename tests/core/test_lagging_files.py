@@ -85,11 +85,11 @@ async def test_a_build_waits_for_its_task(tmp_path: Path, first: float | None) -
     with late(made.folder / "task.json", first):
         result = await made.run(1, print)
     assert str(tmp_path) in result.error, "the build itself, of a folder without a Dockerfile"
-    assert "is no folder of a build" not in result.error
+    assert "is not a folder of a build" not in result.error
 
 
 def test_a_folder_that_is_none_of_a_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with no_patience(monkeypatch), pytest.raises(ImageBuildFailed, match="is no folder of a build"):
+    with no_patience(monkeypatch), pytest.raises(ImageBuildFailed, match="is not a folder of a build"):
         BuildTask(tmp_path)._options()
 
 

@@ -105,7 +105,7 @@ async def killed_again_and_again(request: BatchRequest, yard: Yard, folder: Path
 async def test_each_epoch_has_each_task_once_while_server_and_trainer_are_killed_in_the_middle_of_a_step(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_run: bool
 ) -> None:
-    """The number of tasks is no multiple of a step's groups, and the longer a task the higher its number."""
+    """The number of tasks is not a multiple of a step's groups, and the longer a task the higher its number."""
     count, kills = (200, 20) if long_run else (50, 3)
     series = [("d", 5, count, "first"), ("d", 6, count, "other-seed"), ("short", 5, count // 3, "short")]
     storm = Storm(yard, seed=4, pause=(0.2, 1.5), most=kills, victims=["server"])

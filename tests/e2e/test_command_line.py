@@ -176,7 +176,7 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
     assert reading.wait(LIMIT_SECONDS) == 130
     reading.communicate()  # closes its pipes, not before
 
-    # rollouts that all fail are no success
+    # a run whose rollouts all fail is not a success
     doomed = start(yard, *submit, "--wait", "--id-prefix", "doomed")
     line_that_has(doomed, "6 queued: ")
     rollyard(yard, "rollouts", "cancel", "--prefix", "doomed")

@@ -30,28 +30,28 @@ class Trainer:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.whole = folder, dict[str, str]()
-        (folder.parent / "staged").mkdir()
+        (folder.parent / "prepared").mkdir()
 
     def path(self, step: int) -> Path:
         return self.folder / f"global_step_{step}" / "actor" / "huggingface"
 
-    def stage(self, step: int) -> Path:
-        return other_weights(MODEL, self.folder.parent / "staged" / str(step), seed=step, amount=0.01)
+    def prepare(self, step: int) -> Path:
+        return other_weights(MODEL, self.folder.parent / "prepared" / str(step), seed=step, amount=0.01)
 
     def rename(self, step: int) -> None:
-        staged = self.stage(step)
-        self.whole[f"step{step}"] = folder_checksum(staged)
+        prepared = self.prepare(step)
+        self.whole[f"step{step}"] = folder_checksum(prepared)
         self.path(step).parent.mkdir(parents=True)
-        staged.rename(self.path(step))
+        prepared.rename(self.path(step))
 
     async def write(self, step: int, *, share: float = 1.0, seconds: float = 0.0) -> None:
         """Write in place, config first and the weights in pieces; only a share of them if it is below 1."""
-        staged = self.stage(step)
+        prepared = self.prepare(step)
         if share == 1.0:
-            self.whole[f"step{step}"] = folder_checksum(staged)
+            self.whole[f"step{step}"] = folder_checksum(prepared)
         self.path(step).mkdir(parents=True)
-        weights = (staged / "model.safetensors").read_bytes()
-        for file in staged.iterdir():
+        weights = (prepared / "model.safetensors").read_bytes()
+        for file in prepared.iterdir():
             if file.name != "model.safetensors":
                 shutil.copyfile(file, self.path(step) / file.name)
         with (self.path(step) / "model.safetensors").open("wb", buffering=0) as file:

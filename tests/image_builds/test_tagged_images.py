@@ -74,8 +74,8 @@ async def test_the_list_says_which_image_is_of_an_older_build(
 
 def test_a_wrong_tag_is_refused_with_what_one_can_write() -> None:
     for words, said in (
-        (("--tag", "../up"), "is no name of a built image: write NAME or NAME:TAG"),
-        (("--tag", "a:b:c"), "is no name of a built image"),
+        (("--tag", "../up"), "is not a name of a built image: write NAME or NAME:TAG"),
+        (("--tag", "a:b:c"), "is not a name of a built image"),
         (("--shared", "/"), "--shared needs --tag NAME"),
         (("--tag", "a", "--shared", "/nowhere"), "--shared: there is no folder /nowhere"),
         (("--tag", "a", "--into", "/tmp/x"), "leave out --tag or --into"),
@@ -92,5 +92,5 @@ def test_the_names_of_built_images() -> None:
         == parse_image("built:a/b").text
         == "built:a/b:latest"
     )
-    with pytest.raises(ValueError, match="is no name of a built image"):
+    with pytest.raises(ValueError, match="is not a name of a built image"):
         parse_image("built:/etc")

@@ -174,7 +174,7 @@ async def test_the_bound_deletes_the_least_recently_used_that_nobody_holds(
     cache = ImageCache(folder, CacheSettings(cache_bytes=3 << 20))
     held = await cache.get(names[0])
     for number, name in enumerate(names[1:4]):
-        await cache.stage(name)
+        await cache.prefetch(name)
         os.utime(cache._entry(cache._resolved.find(name).digest), (1000 + number, 1000 + number))  # type: ignore[union-attr]
         assert sum(entry.bytes for entry in cache.entries()) <= 3 << 20
     assert {entry.name for entry in cache.entries()} == {names[0], names[3]}
@@ -183,9 +183,9 @@ async def test_the_bound_deletes_the_least_recently_used_that_nobody_holds(
     with await cache.get(names[3]), pytest.raises(ImageUnavailable, match=r"use all images of the full cache: raise"):
         await other.get(names[4])
     held.release()
-    await other.stage(names[3])
+    await other.prefetch(names[3])
     with pytest.raises(ImageUnavailable, match=r"needs more than the 1048576 bytes.*cacheSize"):
-        await other.stage(names[4])
+        await other.prefetch(names[4])
 
 
 async def test_a_small_blob_that_is_being_written_is_not_evicted(open_folder: Path) -> None:
@@ -208,16 +208,16 @@ async def test_a_full_disk_frees_what_nobody_uses_and_is_named(registry: Pusher,
         cache = ImageCache(folder)
         for number in (1, 2, 3):
             registry.image("cache/full", f"v{number}", [BASE, _big()])
-            await cache.stage(f"docker://{registry.host}/cache/full:v{number}")
+            await cache.prefetch(f"docker://{registry.host}/cache/full:v{number}")
         registry.image("cache/full", "big", [BASE, _big(4)])
         with pytest.raises(
             ImageUnavailable, match=r"cache/full:big cannot be used now: the disk of .* is full: free some"
         ):
-            await cache.stage(f"docker://{registry.host}/cache/full:big")
-        await cache.stage(f"docker://{registry.host}/cache/full:v1")
+            await cache.prefetch(f"docker://{registry.host}/cache/full:big")
+        await cache.prefetch(f"docker://{registry.host}/cache/full:v1")
         with contextlib.suppress(OSError), open(folder / "of somebody else", "wb") as file:
             file.write(bytes(8 << 20))  # so not even the image's manifest can be kept
-        await cache.stage(f"docker://{registry.host}/cache/full:v2")
+        await cache.prefetch(f"docker://{registry.host}/cache/full:v2")
         assert not list((folder / "names").glob(".*"))
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
@@ -226,7 +226,7 @@ async def test_a_full_disk_frees_what_nobody_uses_and_is_named(registry: Pusher,
 async def test_what_a_crash_of_the_machine_left_empty_is_made_again(registry: Pusher, cache: ImageCache) -> None:
     registry.image("cache/crash", "v1", [BASE, gz(tar(("file", b"text")))])
     name = f"docker://{registry.host}/cache/crash:v1"
-    await cache.stage(name)
+    await cache.prefetch(name)
     (entry,) = cache.entries()
     folder = cache._entry(entry.digest)
     (folder / "image.json").write_bytes(b"")

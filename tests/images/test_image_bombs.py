@@ -148,7 +148,7 @@ def _sparse_map(value: str) -> bytes:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: _sparse_map("x"), "is no tar archive"),
+        (lambda: _sparse_map("x"), "is not a tar archive"),
         (lambda: tar(("loop", symlink("loop")), ("manifest.json", hard_link("loop"))), r"has no manifest\.json"),
         (lambda: tar(("manifest.json", b"[" * 100_000)), "its manifest has no list of images"),
         (lambda: tar(*((str(number), None) for number in range(50_001))), "more than 50000 files"),

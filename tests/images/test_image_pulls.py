@@ -70,7 +70,7 @@ async def test_a_lease_gets_its_image_and_the_server_learns_that_it_is_there(sit
     asked = front.requests.total()
     await use(site, name)
     await use(site, None)
-    assert front.requests.total() == asked, "what is on the node, and what is no image of a registry, needs no pull"
+    assert front.requests.total() == asked, "what is on the node, and what is not an image of a registry, needs no pull"
 
 
 async def test_a_lease_does_not_wait_for_a_pull_that_hangs_and_others_pass_it(
@@ -145,7 +145,7 @@ async def test_the_server_is_told_what_others_added_and_deleted(
     push(front, "pulls/other")
     name = f"docker://{front.host}/pulls/other:v1"
     task = asyncio.create_task(site.pulls.run())
-    await site.images.pulled.stage(name)
+    await site.images.pulled.prefetch(name)
     await until(lambda: site.ready() == [name])
     await site.images.pulled.prune(0.0, float("inf"))
     await until(lambda: [image for message in site.told for image in message.gone] == [name])
@@ -185,10 +185,10 @@ async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
     monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.01)
     names = []
     for number in range(4):
-        push(front, f"staged/i{number}", [BASE, gz(tar(("number", b"%d" % number)))])
-        names.append(f"docker://{front.host}/staged/i{number}:v1")
+        push(front, f"ahead/i{number}", [BASE, gz(tar(("number", b"%d" % number)))])
+        names.append(f"docker://{front.host}/ahead/i{number}:v1")
     task = asyncio.create_task(site.pulls.run())
-    site.pulls.stage([f"docker://{front.host}/staged/missing:v1", *names])
+    site.pulls.stage([f"docker://{front.host}/ahead/missing:v1", *names])
     await until(lambda: len(set(site.ready())) == 2)
     assert [entry.held for entry in site.images.pulled.entries()] == [True, True]
     assert len(site.failed()) == front.count("missing") == 1, "a missing image is reported, and not asked for again"

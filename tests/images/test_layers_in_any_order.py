@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Entries, Entries, dict[str, str]]] = {
         [(".wh.way", b""), ("other", b"new")],
         {"real": "", "real/f": "low", "other": "new"},
     ),
-    "names that are no whiteouts": (
+    "names that are not whiteouts": (
         [("keep", b"low")],
         [(".wh.", b""), (".wh..wh.plnk", None), (".wh..wh.plnk/7.8", b"low"), (".wh.missing", b"")],
         {"keep": "low"},

@@ -148,9 +148,9 @@ async def test_a_layer_of_a_registry_and_of_a_layout_is_kept_once(
     layer = gz(tar(("big", os.urandom(1 << 20))))
     layout = LayoutMaker(open_folder / "layout")
     layout.image("v1", BASE, layer)
-    await cache.stage(f"oci:{layout.folder}")
+    await cache.prefetch(f"oci:{layout.folder}")
     registry.image("files/layer", "v1", [BASE, layer, UPPER])
-    await cache.stage(f"docker://{front.host}/files/layer:v1")
+    await cache.prefetch(f"docker://{front.host}/files/layer:v1")
     assert front.count(digest(layer)) == 0
 
 
@@ -195,7 +195,7 @@ async def test_broken_layouts_say_why(cache: ImageCache, open_folder: Path) -> N
     with pytest.raises(ImageUnavailable, match=r"there is no OCI layout /nowhere/index\.json"):
         await cache.get("oci:/nowhere")
     (open_folder / "x.tar").write_bytes(b"x" * 2000)
-    with pytest.raises(ImageUnavailable, match="is no tar archive"):
+    with pytest.raises(ImageUnavailable, match="is not a tar archive"):
         await cache.get(f"docker-archive:{open_folder}/x.tar")
     (open_folder / "x.tar.gz").write_bytes(gz(tar(("f", b"1"))))
     with pytest.raises(ImageUnavailable, match="is compressed: unpack it with gunzip"):

@@ -71,7 +71,7 @@ async def test_a_layer_that_two_images_share_is_downloaded_once(
     registry.image("shared/a", "v1", [shared, gz(tar(("a", b"1")))])
     registry.image("shared/b", "v1", [shared, gz(tar(("b", b"1")))])
     names = [f"docker://{front.host}/shared/{name}:v1" for name in "ab"]
-    await asyncio.gather(*(cache.stage(name) for name in names))
+    await asyncio.gather(*(cache.prefetch(name) for name in names))
     assert front.count(digest(shared)) == 1
 
 
@@ -80,8 +80,8 @@ async def test_a_tag_is_asked_for_again_after_a_while_and_a_digest_never(
 ) -> None:
     first = registry.image("moved/it", "v1")
     tag, pinned = f"docker://{front.host}/moved/it:v1", f"docker://{front.host}/moved/it@{first}"
-    await cache.stage(tag)
-    await cache.stage(pinned)
+    await cache.prefetch(tag)
+    await cache.prefetch(pinned)
     asked = front.count("manifests")
     second = registry.image("moved/it", "v1", [gz(tar(("bin/x", b"2")))])
     with await cache.get(tag) as image:
@@ -172,12 +172,12 @@ async def test_each_failure_is_a_sentence_with_the_image_and_what_to_do(
     front.faults.append(("broken/all/manifests", "503", 2))
     assert "answers 503" in await failure(f"docker://{host}/broken/all:v1")
     front.faults.append(("broken/all/blobs", "to [::1", 3))
-    assert "names an address that is none" in await failure(f"docker://{host}/broken/all:v1")
+    assert "names an address that is not valid" in await failure(f"docker://{host}/broken/all:v1")
     front.faults.clear()
     registry.image("broken/all", "gzip", [BASE[: len(BASE) // 2]])
     assert "its gzip data ends too early: build and push" in await failure(f"docker://{host}/broken/all:gzip")
     registry.image("broken/all", "junk", [gz(b"no archive" * 200)])
-    assert "it is no tar archive" in await failure(f"docker://{host}/broken/all:junk")
+    assert "it is not a tar archive" in await failure(f"docker://{host}/broken/all:junk")
     front.faults.append(("broken/all/blobs", "wrong", 9))
     assert "sent wrong bytes for layer" in await failure(f"docker://{host}/broken/all:v1")
     assert "does not answer properly: ClientConnectorError: Connect" in await failure("docker://localhost:1/a:v1")
@@ -191,7 +191,7 @@ async def test_a_registry_that_asks_to_wait_is_asked_again_only_then(
     registry.image("broken/busy", "v1")
     front.faults.append(("manifests", "429", 1))
     began = time.monotonic()
-    await cache.stage(f"docker://{front.host}/broken/busy:v1")
+    await cache.prefetch(f"docker://{front.host}/broken/busy:v1")
     assert time.monotonic() - began >= 1.0
 
 

@@ -28,7 +28,7 @@ import asyncio, sys
 from pathlib import Path
 from rollyard.images.settings import CacheSettings
 from rollyard.images.cache import ImageCache
-asyncio.run(ImageCache(Path(sys.argv[1]), CacheSettings(shared_folder=sys.argv[3])).stage(sys.argv[2]))
+asyncio.run(ImageCache(Path(sys.argv[1]), CacheSettings(shared_folder=sys.argv[3])).prefetch(sys.argv[2]))
 """
 
 
@@ -82,7 +82,7 @@ async def test_a_damaged_file_is_made_again(
     monkeypatch.setattr(shared_tier, "LAG_SECONDS", 0.1)
     registry.image("tier/damaged", "v1", [BASE, gz(tar(("big", os.urandom(5 << 20))))])
     name, (first, second) = f"docker://{front.host}/tier/damaged:v1", _nodes(open_folder, 2)
-    await first.stage(name)
+    await first.prefetch(name)
     (packed,) = (open_folder / "tier/images").iterdir()
     whole = packed.read_bytes()
     middle = len(whole) // 2
@@ -114,14 +114,14 @@ async def test_a_file_whose_end_a_shared_folder_shows_late_is_not_pulled_again(
 ) -> None:
     registry.image("tier/late", "v1", [BASE, gz(tar(("big", os.urandom(1 << 20))))])
     name, (first, second) = f"docker://{front.host}/tier/late:v1", _nodes(open_folder, 2)
-    await first.stage(name)
+    await first.prefetch(name)
     (packed,) = (open_folder / "tier/images").iterdir()
     whole, pulled = packed.read_bytes(), front.count("blobs")
     packed.write_bytes(whole[: int(share * len(whole))])
-    staging = asyncio.create_task(second.stage(name))
-    await asyncio.wait({staging}, timeout=0.5)
+    fetching = asyncio.create_task(second.prefetch(name))
+    await asyncio.wait({fetching}, timeout=0.5)
     packed.write_bytes(whole)
-    await asyncio.wait_for(staging, 60)
+    await asyncio.wait_for(fetching, 60)
     assert front.count("blobs") == pulled
 
 
@@ -161,7 +161,7 @@ async def test_a_node_agent_killed_while_it_unpacks_the_shared_file(registry: Pu
     registry.image("tier/killed", "v1", [BASE, gz(tar(*((f"f{number}", os.urandom(999)) for number in range(5000))))])
     name = f"docker://{registry.host}/tier/killed:v1"
     first, second = _nodes(open_folder, 2)
-    await first.stage(name)
+    await first.prefetch(name)
     process = subprocess.Popen([sys.executable, "-c", _STAGE, open_folder / "node1", name, open_folder / "tier"])
     try:
         while not list((open_folder / "node1/filling").glob("*/root/f*")):

@@ -20,7 +20,7 @@ from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.agent import NodeAgent, _memory_shortage, _room
 from rollyard.sandbox.free_memory import whole_memory
 from rollyard.server.main import RollyardServer, ServeOptions
-from rollyard.server.rollouts.connected_agents import ConnectedAgent as Connected
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent as Connected
 from rollyard.tasks import installed_handlers
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.files import AllocationFile
@@ -84,7 +84,7 @@ async def change_sandbox(server: RollyardServer) -> None:
 
 async def connected(server: RollyardServer) -> Connected:
     async with asyncio.timeout(60):
-        while not (found := [agent for agent in server.parts.agents.all() if agent.widths]):
+        while not (found := [agent for agent in server.parts.node_agents.all() if agent.widths]):
             await asyncio.sleep(0.01)
     return found[0]
 

@@ -13,9 +13,9 @@ from tests.support.reconciler_site import Site
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """A started site that polls more often than a server would; all its jobs are ended afterwards."""
     for name in (
-        "slurm_snapshots.INTERVAL_SECONDS",
+        "job_listings.INTERVAL_SECONDS",
         "allocation.WAIT_SECONDS",
-        "slurm_snapshots.ACCOUNTING_SECONDS",
+        "job_listings.ACCOUNTING_SECONDS",
         "orphan_jobs.SWEEP_SECONDS",
     ):
         monkeypatch.setattr(f"rollyard.reconcilers.{name}", 0.2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, SUBMIT_MARGIN_SECONDS, plan_allocation
-from rollyard.slurm.base import Job, Snapshot
+from rollyard.slurm.base import Job, JobListing
 from tests.support import make
 
 NOW = 1_700_000_000.0
@@ -28,22 +28,22 @@ def job(id: str, state: JobState = JobState.RUNNING, comment: str = COMMENT) -> 
     return make.job(id, state, comment)
 
 
-def snapshot(*jobs: Job, taken_at: float = NOW + 100) -> Snapshot:
-    return make.snapshot(*jobs, at=taken_at)
+def listing(*jobs: Job, taken_at: float = NOW + 100) -> JobListing:
+    return make.listing(*jobs, at=taken_at)
 
 
-def test_the_first_submit_needs_a_snapshot_that_can_be_read() -> None:
-    assert plan_allocation(allocation(), COMMENT, snapshot(), 0).submit
+def test_the_first_submit_needs_a_listing_that_can_be_read() -> None:
+    assert plan_allocation(allocation(), COMMENT, listing(), 0).submit
     unknown = plan_allocation(allocation(), COMMENT, None, 0)
     assert (unknown.submit, unknown.wait) == (False, True)
 
 
-def test_after_an_intent_only_a_later_complete_snapshot_lets_it_be_repeated() -> None:
+def test_after_an_intent_only_a_later_complete_listing_lets_it_be_repeated() -> None:
     pending = allocation(**INTENT)
-    for view in (None, snapshot(taken_at=NOW), snapshot(taken_at=NOW + SUBMIT_MARGIN_SECONDS - 0.1)):
+    for view in (None, listing(taken_at=NOW), listing(taken_at=NOW + SUBMIT_MARGIN_SECONDS - 0.1)):
         found = plan_allocation(pending, COMMENT, view, 0)
         assert (found.submit, found.wait) == (False, True)
-    later = snapshot(job("9", comment="rollyard:server:other"), taken_at=NOW + SUBMIT_MARGIN_SECONDS)
+    later = listing(job("9", comment="rollyard:server:other"), taken_at=NOW + SUBMIT_MARGIN_SECONDS)
     assert plan_allocation(pending, COMMENT, later, MIN_MISSES - 1).wait, "one look-up may be wrong"
     assert plan_allocation(pending, COMMENT, later, MIN_MISSES).submit
 
@@ -60,7 +60,7 @@ def test_nothing_is_ever_submitted_where_a_job_may_be(
 ) -> None:
     status: dict[str, Any] = {"intents": intents, "intended_at": SUBMITTED_AT if intents else None}
     one = allocation(deleted=deleted, **status, job_id=recorded if intents else None)
-    view = None if taken is None else snapshot(*(job(id) for id in jobs if intents), taken_at=taken)
+    view = None if taken is None else listing(*(job(id) for id in jobs if intents), taken_at=taken)
     found = plan_allocation(one, COMMENT, view, MIN_MISSES)
     if found.submit:
         assert view is not None
@@ -71,12 +71,12 @@ def test_nothing_is_ever_submitted_where_a_job_may_be(
 
 def test_a_job_whose_id_was_never_recorded_is_adopted_by_its_comment() -> None:
     ours = job("12")
-    view = snapshot(job("11", comment="rollyard:server:another"), ours)
+    view = listing(job("11", comment="rollyard:server:another"), ours)
     assert plan_allocation(allocation(**INTENT), COMMENT, view, 0).adopt == ours
 
 
 def test_of_several_copies_one_stays_and_the_others_are_cancelled() -> None:
-    view = snapshot(job("7"), job("10"), job("5", JobState.FAILED), job("8", comment="another"))
+    view = listing(job("7"), job("10"), job("5", JobState.FAILED), job("8", comment="another"))
     adopted = plan_allocation(allocation(**INTENT), COMMENT, view, 0)
     assert (adopted.adopt, adopted.cancel) == (job("7"), ("10",)), "the first that lives, by number"
     recorded = plan_allocation(allocation(**INTENT, job_id="10"), COMMENT, view, 0)
@@ -86,30 +86,30 @@ def test_of_several_copies_one_stays_and_the_others_are_cancelled() -> None:
 def test_a_job_counts_as_gone_only_after_two_misses() -> None:
     one = allocation(**INTENT, job_id="7", job_state="RUNNING")
     for missed in (0, 1):
-        found = plan_allocation(one, COMMENT, snapshot(), missed)
+        found = plan_allocation(one, COMMENT, listing(), missed)
         assert (found.gone, found.wait, found.submit) == (False, True, False)
-    assert plan_allocation(one, COMMENT, snapshot(), 2).gone
-    assert plan_allocation(one, COMMENT, None, 9).wait, "a snapshot that failed says nothing"
+    assert plan_allocation(one, COMMENT, listing(), 2).gone
+    assert plan_allocation(one, COMMENT, None, 9).wait, "a listing that failed says nothing"
 
 
 def test_a_deleted_one_ends_its_jobs_before_it_goes() -> None:
-    running = plan_allocation(allocation(deleted=True, **INTENT), COMMENT, snapshot(job("7"), job("9")), 0)
+    running = plan_allocation(allocation(deleted=True, **INTENT), COMMENT, listing(job("7"), job("9")), 0)
     assert (set(running.cancel), running.remove) == ({"7", "9"}, False)
     assert plan_allocation(allocation(deleted=True, **INTENT, job_state="CANCELLED"), COMMENT, None, 0).remove
     assert plan_allocation(allocation(deleted=True), COMMENT, None, 0).remove, "nothing was ever submitted"
-    unsure = plan_allocation(allocation(deleted=True, **INTENT), COMMENT, snapshot(taken_at=NOW), 0)
+    unsure = plan_allocation(allocation(deleted=True, **INTENT), COMMENT, listing(taken_at=NOW), 0)
     assert (unsure.remove, unsure.wait) == (False, True)
-    assert plan_allocation(allocation(deleted=True, **INTENT), COMMENT, snapshot(), MIN_MISSES).remove
+    assert plan_allocation(allocation(deleted=True, **INTENT), COMMENT, listing(), MIN_MISSES).remove
 
 
 def test_what_has_ended_is_left_alone() -> None:
     over = allocation(**INTENT, job_id="7", job_state="FAILED")
-    found = plan_allocation(over, COMMENT, snapshot(), 5)
+    found = plan_allocation(over, COMMENT, listing(), 5)
     assert (found.adopt, found.submit, found.remove, found.cancel, found.gone) == (None, False, False, (), False)
 
 
 def test_a_copy_that_lives_on_after_its_end_was_concluded_is_ended_first() -> None:
-    view = snapshot(job("7"), job("8", JobState.FAILED), job("9", comment="another"))
+    view = listing(job("7"), job("8", JobState.FAILED), job("9", comment="another"))
     over = plan_allocation(allocation(**INTENT, job_id="7", job_state=JobState.GONE), COMMENT, view, 0)
     assert (over.cancel, over.remove) == (("7",), False)
     deleted = plan_allocation(allocation(deleted=True, **INTENT, job_id="7", job_state=JobState.GONE), COMMENT, view, 0)
@@ -118,11 +118,11 @@ def test_a_copy_that_lives_on_after_its_end_was_concluded_is_ended_first() -> No
 
 def test_a_job_that_slurm_only_cleans_up_after_is_cancelled_once() -> None:
     stuck = allocation(deleted=True, **INTENT, job_id="7", job_state="COMPLETING")
-    assert plan_allocation(stuck, COMMENT, snapshot(job("7", JobState.COMPLETING)), 0).cancel == ()
+    assert plan_allocation(stuck, COMMENT, listing(job("7", JobState.COMPLETING)), 0).cancel == ()
 
 
 def test_an_id_that_sbatch_made_up_gives_way_to_the_job_with_our_comment() -> None:
     wrong, ours = allocation(**INTENT, job_id="99"), job("7")
-    assert plan_allocation(wrong, COMMENT, snapshot(ours), 0).adopt == ours
+    assert plan_allocation(wrong, COMMENT, listing(ours), 0).adopt == ours
     seen = allocation(**INTENT, job_id="99", job_state="RUNNING")
-    assert plan_allocation(seen, COMMENT, snapshot(ours), 0).adopt is None, "job 99 was there: 7 is a copy"
+    assert plan_allocation(seen, COMMENT, listing(ours), 0).adopt is None, "job 99 was there: 7 is a copy"

@@ -27,9 +27,9 @@ from rollyard.reconcilers.conditions import (
     updated,
 )
 from rollyard.reconcilers.failure_backoff import EndCounts
+from rollyard.reconcilers.job_listings import QueueAccess
 from rollyard.reconcilers.plan import Member, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation
-from rollyard.reconcilers.slurm_snapshots import QueueAccess
 from tests.support import make
 
 NOW = 1_700_000_000.0

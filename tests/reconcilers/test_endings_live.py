@@ -71,7 +71,7 @@ async def test_a_job_that_we_end_is_told_with_our_reason(site: Site) -> None:
 
         await site.until(draining)
         await site.finish(agent)
-        site.agents.disconnect(agent)
+        site.node_agents.disconnect(agent)
 
         async def told(name: str = name, why: str = why) -> bool:
             said = [e for e in await site.events("JobEnded") if e.involved_object.name.startswith(name)]

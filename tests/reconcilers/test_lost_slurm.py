@@ -59,7 +59,7 @@ async def forget(site: Site, allocation: Allocation, **status: datetime) -> Job:
 
     await site.until(away)
     assert allocation.status.job_id is not None
-    job = (await site.line.driver.snapshot()).jobs[allocation.status.job_id]
+    job = (await site.line.driver.list_jobs()).jobs[allocation.status.job_id]
     await site.end(job.id)
     known = await site.store.objects.get(allocation.key)
     assert isinstance(known, Allocation)
@@ -171,7 +171,7 @@ async def test_a_submit_that_is_not_answered_is_told_while_it_lasts(
 
 async def test_a_look_up_begun_before_a_submit_answered_does_not_declare_its_job_gone(site: Site) -> None:
     """Several such look-ups can be under way when squeue is slow; none of them knows the job."""
-    site.line.stale = await site.line.driver.snapshot()
+    site.line.stale = await site.line.driver.list_jobs()
     await site.apply(replicas=1)
 
     async def recorded() -> bool:

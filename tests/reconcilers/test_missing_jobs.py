@@ -18,15 +18,15 @@ from rollyard.reconcilers.missing_jobs import (
     judge_absence,
     why_doubted,
 )
-from rollyard.slurm.base import Job, Snapshot
-from tests.support.make import job, snapshot
+from rollyard.slurm.base import Job, JobListing
+from tests.support.make import job, listing
 
 NOW = 1_000.0
 SOON, LATER = 5.0, ABSENT_SECONDS + 5.0
 
 
-def table(*jobs: Job, at: float = NOW) -> Snapshot:
-    return snapshot(*jobs, at=at)
+def table(*jobs: Job, at: float = NOW) -> JobListing:
+    return listing(*jobs, at=at)
 
 
 def absent(ago: float, heard: float | None = None, account: JobState | None = None, **more: object) -> Absence:

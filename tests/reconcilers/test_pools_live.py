@@ -71,7 +71,7 @@ async def test_a_status_at_rest_is_not_written_again(site: Site, monkeypatch: py
 
     async def rest() -> bool:
         before = site.store.objects._feed.version
-        await asyncio.sleep(1.0)  # many rounds of refreshing numbers, and of snapshots
+        await asyncio.sleep(1.0)  # many rounds of refreshing numbers, and of listings
         return site.store.objects._feed.version == before
 
     await site.until(rest)
@@ -345,7 +345,7 @@ async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(
     monkeypatch.setattr("rollyard.reconcilers.failure_backoff.LAUNCH_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
-    seen = await site.line.driver.snapshot()
+    seen = await site.line.driver.list_jobs()
     site.line.stale = replace(seen, jobs={})
 
     async def concluded() -> bool:

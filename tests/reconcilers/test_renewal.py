@@ -166,7 +166,7 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
 
 
 def test_a_successor_without_a_start_time_is_told_once_slurm_had_time_or_none_is_left() -> None:
-    """Nodes drained: Slurm names a reason that is no limit, and no start, to the last second of the walltime."""
+    """Nodes drained: Slurm names a reason that is not a limit, and starts nothing, to the last second of the walltime."""
 
     def told(old: Member, reason: str, seconds: float) -> tuple[str, str] | None:
         waits = member(1, None, of="policy-0", reason=reason, jobId="2", intendedAt=at(NOW))

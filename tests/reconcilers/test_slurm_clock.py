@@ -8,16 +8,16 @@ import pytest
 
 from rollyard.reconcilers.missing_jobs import KnownJob
 from rollyard.reconcilers.slurm_clock import TOLERANCE_SECONDS, clock_lead, on_our_clock
-from rollyard.slurm.base import Snapshot
-from tests.support.make import job, snapshot
+from rollyard.slurm.base import JobListing
+from tests.support.make import job, listing
 
 NOW = 1_000_000.0
 
 
-def table(*leads: float) -> Snapshot:
+def table(*leads: float) -> JobListing:
     """A table by a clock that is ahead: job i was submitted at NOW, and ends an hour later."""
     times = [{"submit_time": NOW + lead, "start_time": NOW + lead, "end_time": NOW + 3600 + lead} for lead in leads]
-    return snapshot(*(replace(job(str(i)), **each) for i, each in enumerate(times)), at=NOW)
+    return listing(*(replace(job(str(i)), **each) for i, each in enumerate(times)), at=NOW)
 
 
 def known(count: int) -> list[KnownJob]:
@@ -41,4 +41,4 @@ def test_a_slow_submit_is_no_difference_of_clocks(lead: float) -> None:
 def test_without_a_job_of_ours_and_by_a_requeued_one_nothing_is_known() -> None:
     assert clock_lead([], table(600.0)) == 0.0
     requeued = {"0": replace(table(600.0).jobs["0"], restart_count=1)}
-    assert clock_lead(known(1), Snapshot(NOW, requeued)) == 0.0
+    assert clock_lead(known(1), JobListing(NOW, requeued)) == 0.0

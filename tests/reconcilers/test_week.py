@@ -52,7 +52,7 @@ def test_some_busy_hours(name: str, tmp_path: Path) -> None:
     yard = Yard(inference_pool(), rollout_pool(), seed=3, look_seconds=16.0)
     trace = Trace(every=60.0)
     check(run([*patterns(0.25)[name], Mishaps(2 * HOUR, HOUR)], days=0.25, yard=yard, trace=trace))
-    assert max(sample.agents[2] for sample in trace.samples) > 1
+    assert max(sample.node_agents[2] for sample in trace.samples) > 1
     write_csv(tmp_path / "trace.csv", trace.samples)
     write_svg(tmp_path / "trace.svg", name, trace.samples)
     assert len((tmp_path / "trace.csv").read_text().splitlines()) == len(trace.samples) + 1
@@ -91,7 +91,7 @@ MISHAPS = st.builds(Mishaps, st.sampled_from([600.0, 2 * HOUR]), st.sampled_from
 @settings(max_examples=12, deadline=None)
 def test_whatever_is_submitted_to_whatever_bounds(
     engines: dict[str, Any],
-    agents: dict[str, Any],
+    node_agents: dict[str, Any],
     demands: list[Any],
     mishaps: Mishaps,
     seed: int,
@@ -99,6 +99,6 @@ def test_whatever_is_submitted_to_whatever_bounds(
     wait: float,
 ) -> None:
     """Also where Slurm has too few places, or takes a long time."""
-    inference, rollouts = inference_pool(**engines), rollout_pool(**agents)
+    inference, rollouts = inference_pool(**engines), rollout_pool(**node_agents)
     yard = Yard(inference, rollouts, seed=seed, jobs=jobs, wait_seconds=wait, look_seconds=LOOK_SECONDS)
     check(run([*demands, mishaps], days=0.25, yard=yard))

@@ -122,7 +122,7 @@ async def test_a_missing_file_is_named(sandboxes: SandboxFactory) -> None:
 
 async def test_what_is_no_image_is_named(sandboxes: SandboxFactory, open_folder: Path) -> None:
     (open_folder / "file.tar").write_text("x")
-    with pytest.raises(ImageUnavailable, match=r"is no folder, and its name ends like none"):
+    with pytest.raises(ImageUnavailable, match=r"is not a folder, and its name ends like none"):
         await sandboxes.start(SandboxSpec(str(open_folder / "file.tar"), LIMITS))
     with pytest.raises(ImageUnavailable, match="not a root file system"):
         await sandboxes.start(SandboxSpec(str(open_folder), LIMITS))

@@ -94,7 +94,7 @@ async def test_files_in_the_place_of_folders(sandboxes: SandboxFactory, root: Pa
 
 async def test_no_place_for_our_python_is_said(sandboxes: SandboxFactory, root: Path) -> None:
     (root / "opt").write_text("a file")
-    with pytest.raises(ImageUnavailable, match="opt is no folder, and a sandbox needs a folder there: delete it"):
+    with pytest.raises(ImageUnavailable, match="opt is not a folder, and a sandbox needs a folder there: delete it"):
         await sandboxes.start(give_away(root))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rollyard.host.node_cache import node_cache
 from rollyard.sandbox.base import OWN
-from rollyard.sandbox.bundled_python import agent_argv, own_python
+from rollyard.sandbox.bundled_python import own_python, sandbox_agent_argv
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.settings import environment
 
@@ -27,7 +27,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Str
     ours, its = socket.socketpair()
     ours.settimeout(120)
     own = own_python(node_cache())
-    argv = [part.replace(OWN, str(own)) for part in agent_argv(own)]
+    argv = [part.replace(OWN, str(own)) for part in sandbox_agent_argv(own)]
     gate, its_gate = socket.socketpair()
     with its:
         process = subprocess.Popen(argv, stdin=its)
@@ -120,7 +120,7 @@ def test_what_commands_see_of_the_environment() -> None:
 
 def test_the_agent_starts_without_slow_imports() -> None:
     own = own_python(node_cache())
-    start = [part.replace(OWN, str(own)) for part in agent_argv(own)[:-1]]
+    start = [part.replace(OWN, str(own)) for part in sandbox_agent_argv(own)[:-1]]
     code = "import sys, rollyard.sandbox_agent.main, rollyard.sandbox_agent.server; print(*sys.modules)"
     done = subprocess.run([*start, "-c", code], env={}, capture_output=True, text=True, check=True)
     slow = {"re", "enum", "typing", "collections", "functools", "contextlib", "dataclasses", "socket", "ctypes", "site"}

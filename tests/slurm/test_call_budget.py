@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobListing, Site
 from rollyard.slurm.call_budget import BudgetedDriver
 
 SCRIPT = BatchScript("rollyard-x", "c", "#!/bin/bash\n", "/")
@@ -28,9 +28,9 @@ class Answers:
         if self.down:
             raise SlurmUnreachable("Unable to contact slurm controller")
 
-    async def snapshot(self) -> Snapshot:
-        self._say("snapshot")
-        return Snapshot(0.0, {})
+    async def list_jobs(self) -> JobListing:
+        self._say("list_jobs")
+        return JobListing(0.0, {})
 
     async def submit(self, script: BatchScript) -> list[str]:
         self._say("submit")
@@ -65,9 +65,9 @@ async def test_after_one_failure_nothing_but_the_look_up_is_tried(monkeypatch: p
             await driver.cancel(["1"])
     assert slurm.calls == ["submit"]
     slurm.down = False
-    await driver.snapshot()
+    await driver.list_jobs()
     await driver.submit(SCRIPT)
-    assert slurm.calls == ["submit", "snapshot", "submit"]
+    assert slurm.calls == ["submit", "list_jobs", "submit"]
 
 
 async def test_accounting_that_is_down_keeps_nobody_from_submitting() -> None:

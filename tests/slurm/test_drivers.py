@@ -124,7 +124,7 @@ async def test_an_array_is_one_job_a_task_each_with_an_owner_and_a_folder(ground
     array = ids[0].partition("_")[0]
     assert ids == [f"{array}_{task}" for task in range(3)]
     await ground.state(ids[1], JobState.RUNNING)
-    assert (await ground.driver.snapshot()).by_owner("rollyard:server:uid/1")[-1].id == ids[1]
+    assert (await ground.driver.list_jobs()).by_owner("rollyard:server:uid/1")[-1].id == ids[1]
     for task in (0, 2):
         assert (await ground.ended(ids[task])).state is JobState.COMPLETED
         assert (ground.folder / str(task) / "job.log").read_text() == f"{ground.folder}/{task}\n"
@@ -150,7 +150,7 @@ async def test_only_our_names_are_seen(ground: Ground) -> None:
     ours = await ground.submit("sleep 100", comment='a "comment" | of ~ mine, 100 %')
     job = await ground.state(ours, JobState.RUNNING)
     assert job.owner == 'a "comment" | of ~ mine, 100 %'
-    assert stranger not in (await ground.driver.snapshot()).jobs
+    assert stranger not in (await ground.driver.list_jobs()).jobs
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes root: submits as another user")
@@ -161,7 +161,7 @@ async def test_what_another_user_calls_by_our_name_is_not_ours(slurm: Ground) ->
     options = ("--output=/dev/null", "--job-name=rollyard-t-0", "--comment=rollyard:server:uid", "--wrap=true")
     theirs = await asyncio.to_thread(slurm.cluster.run, *command, *options)
     assert await asyncio.to_thread(slurm.cluster.state, theirs)
-    assert theirs not in (await slurm.driver.snapshot()).jobs
+    assert theirs not in (await slurm.driver.list_jobs()).jobs
 
 
 async def test_a_job_that_waits_says_for_what(slurm: Ground) -> None:
@@ -195,24 +195,24 @@ async def own(request: pytest.FixtureRequest, tmp_path: Path, new_cluster: NewCl
 
 
 async def test_no_answer_is_no_empty_queue(own: Ground) -> None:
-    assert (await own.answer(own.driver.snapshot)).jobs == {}
+    assert (await own.answer(own.driver.list_jobs)).jobs == {}
     await asyncio.to_thread(own.cluster.stop_daemon, "slurmctld", signal.SIGKILL)
     await silent(own)
     await asyncio.to_thread(own.cluster.start_daemon, "slurmctld")
     before = time.time()
-    found = await own.answer(own.driver.snapshot)
+    found = await own.answer(own.driver.list_jobs)
     assert before <= found.taken_at <= time.time()
     own.cluster.freeze()
     await silent(own)
     own.cluster.thaw()
     # what was submitted may have been taken after all
-    assert set((await own.answer(own.driver.snapshot)).jobs) <= {"1", "2"}
+    assert set((await own.answer(own.driver.list_jobs)).jobs) <= {"1", "2"}
 
 
 async def silent(own: Ground) -> None:
     """Every call says in time that nothing is known."""
     calls = (
-        own.driver.snapshot,
+        own.driver.list_jobs,
         own.driver.site,
         lambda: own.driver.submit(own.script("true")),
         lambda: own.driver.cancel(["1"]),
@@ -373,12 +373,12 @@ async def test_it_is_what_slurms_own_commands_say(slurm: Ground, histories: Hist
     commands = open_cli(slurm.cluster, 30.0)
 
     async def of_history() -> dict[str, Job]:
-        return {job.id: job for job in (await commands.snapshot()).jobs.values() if job.name == NAME}
+        return {job.id: job for job in (await commands.list_jobs()).jobs.values() if job.name == NAME}
 
     async with asyncio.timeout(60):
         while True:  # until nothing moves while we look; the estimated start of what waits does
             before = await of_history()
-            seen = (await slurm.driver.snapshot()).jobs
+            seen = (await slurm.driver.list_jobs()).jobs
             if before == await of_history():
                 break
     assert set(history.fates) <= set(before)

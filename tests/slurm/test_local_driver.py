@@ -49,7 +49,7 @@ async def submit(driver: LocalDriver, script: BatchScript) -> str:
 
 async def job_once(driver: LocalDriver, id: str, done: Callable[[Job], bool]) -> Job:
     async def so() -> Job | None:
-        found = (await driver.snapshot()).jobs.get(id)
+        found = (await driver.list_jobs()).jobs.get(id)
         return found if found is not None and done(found) else None
 
     return await until(so, WAIT_SECONDS)
@@ -206,9 +206,9 @@ def submitted(tmp_path: Path, driver: LocalDriver) -> LocalJob:
 async def test_a_submit_that_was_killed_half_way_is_pending_and_then_failed_for_good(
     driver: LocalDriver, submitted: LocalJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (await driver.snapshot()).jobs["7"].state is JobState.PENDING
+    assert (await driver.list_jobs()).jobs["7"].state is JobState.PENDING
     monkeypatch.setattr(local_job, "START_SECONDS", 0.0)
-    found = (await driver.snapshot()).jobs["7"]
+    found = (await driver.list_jobs()).jobs["7"]
     assert (found.state, found.exit_code, found.reason) == (JobState.FAILED, 1, "JobLaunchFailure")
     late = subprocess.run([sys.executable, "-I", "-S", local_step.__file__, str(submitted.folder)], check=True)
     assert late.returncode == 0
@@ -230,10 +230,10 @@ async def test_a_folder_that_is_not_a_job_yet_is_ignored_and_in_the_end_cleared_
     folder = tmp_path / "slurm" / "jobs" / "1"
     folder.mkdir()
     (folder / "script").write_text("#!/bin/bash\n")
-    assert (await driver.snapshot()).jobs == {}
+    assert (await driver.list_jobs()).jobs == {}
     assert folder.exists()
     os.utime(folder, (1, 1))
-    await driver.snapshot()
+    await driver.list_jobs()
     assert not folder.exists()
 
 
@@ -279,7 +279,7 @@ async def test_only_our_names_are_seen_and_old_jobs_are_forgotten(tmp_path: Path
     id = await submit(driver, job(tmp_path, "exit 0"))
     async with asyncio.timeout(WAIT_SECONDS):
         while os.listdir(tmp_path / "slurm" / "jobs"):
-            assert all(j.id == id for j in (await driver.snapshot()).jobs.values())
+            assert all(j.id == id for j in (await driver.list_jobs()).jobs.values())
             await asyncio.sleep(0.02)
 
 
@@ -329,7 +329,7 @@ async def test_what_slurm_would_refuse_is_refused(
     wrong = dataclasses.replace(script, text=script.text.replace("\n:", f"\n#SBATCH {directive}\n:"))
     with pytest.raises(SubmitRefused, match=words):
         await submit(driver, wrong)
-    assert (await driver.snapshot()).jobs == {}
+    assert (await driver.list_jobs()).jobs == {}
 
 
 async def test_an_unknown_signal_is_refused(driver: LocalDriver) -> None:

@@ -17,7 +17,7 @@ import pytest
 from rollyard.core.errors import Invalid, SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm import pyslurm_child
-from rollyard.slurm.base import Snapshot
+from rollyard.slurm.base import JobListing
 from rollyard.slurm.choose_driver import choose_driver, slurm_driver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, why_unfit
 from rollyard.slurm.pyslurm_process import PyslurmProcess
@@ -136,16 +136,16 @@ async def impatient(sid: Cluster) -> AsyncIterator[PyslurmDriver]:
     await made.close()
 
 
-async def answered(driver: PyslurmDriver) -> Snapshot:
+async def answered(driver: PyslurmDriver) -> JobListing:
     """Return the first answer of a driver whose limit may be too short for this machine."""
 
-    async def answer() -> Snapshot | None:
+    async def answer() -> JobListing | None:
         with contextlib.suppress(SlurmUnreachable):
-            return await driver.snapshot()
+            return await driver.list_jobs()
         return None
 
     found = await until(answer)
-    assert isinstance(found, Snapshot)
+    assert isinstance(found, JobListing)
     return found
 
 
@@ -160,7 +160,7 @@ async def pid_of(driver: PyslurmDriver) -> int:
 async def test_a_killed_child_is_followed_by_another(driver: PyslurmDriver) -> None:
     first = await pid_of(driver)
     os.kill(first, signal.SIGSTOP)
-    call = asyncio.create_task(driver.snapshot())
+    call = asyncio.create_task(driver.list_jobs())
     await asyncio.sleep(0)
     os.kill(first, signal.SIGKILL)  # with a call under way
     with pytest.raises(SlurmUnreachable, match="status -9"):
@@ -174,7 +174,7 @@ async def test_a_frozen_child_costs_its_call_the_time_limit_and_the_others_nothi
     os.kill(first, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(SlurmUnreachable, match="did not answer within 2 s"):
-        await impatient.snapshot()
+        await impatient.list_jobs()
     assert time.monotonic() - began < 60
     assert await pid_of(impatient) != first
     with pytest.raises(ProcessLookupError):
@@ -191,7 +191,7 @@ async def test_garbage_from_the_child_is_no_answer(driver: PyslurmDriver) -> Non
     with open(f"/proc/{first}/fd/{answers}", "w") as pipe:
         pipe.write("slurm: error: something\n")
     with pytest.raises(SlurmUnreachable, match="an invalid answer"):
-        await driver.snapshot()
+        await driver.list_jobs()
     assert await pid_of(driver) != first
 
 
@@ -199,7 +199,7 @@ async def test_garbage_from_the_child_is_no_answer(driver: PyslurmDriver) -> Non
 async def test_a_cancelled_call_leaves_its_answer_to_nobody(driver: PyslurmDriver) -> None:
     first = await pid_of(driver)
     os.kill(first, signal.SIGSTOP)
-    call = asyncio.create_task(driver.snapshot())
+    call = asyncio.create_task(driver.list_jobs())
     await asyncio.sleep(0.1)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -216,7 +216,7 @@ async def test_a_configuration_that_is_not_there_is_named(sid: Cluster) -> None:
 
     async def named() -> bool:
         with pytest.raises(SlurmUnreachable) as caught:
-            await driver.snapshot()
+            await driver.list_jobs()
         return f"{sid.folder}/slurm" in str(caught.value)
 
     await until(named)
@@ -236,7 +236,7 @@ async def test_a_controller_that_moved_is_found_by_its_new_configuration(
         conf.write_text(text.replace(port, f"SlurmctldPort={free.getsockname()[1]}"))
     sid.start_daemon("slurmctld")
     with pytest.raises(SlurmUnreachable):
-        await impatient.snapshot()
+        await impatient.list_jobs()
     assert (await answered(impatient)).jobs == {}
 
 
@@ -254,13 +254,13 @@ async def test_jobs_are_read_as_squeue_shows_them(driver: PyslurmDriver, sid: Cl
     for task in ("0", "1"):
         sid.wait_for_state(f"{running}_{task}", "RUNNING")
 
-    jobs = dict((await driver.snapshot()).jobs)
+    jobs = dict((await driver.list_jobs()).jobs)
     assert len([id for id in jobs if id.startswith(f"{waiting}_")]) == len(far_apart.split(","))
     assert jobs[f"{running}_0"].state is JobState.RUNNING
     assert jobs[f"{running}_0"].end_time is None
     assert jobs[failed].exit_code == 130
     assert jobs.pop(odd).comment == ""
-    shown = dict((await open_cli(sid, 30.0).snapshot()).jobs)
+    shown = dict((await open_cli(sid, 30.0).list_jobs()).jobs)
     del shown[odd], shown[theirs]
     assert {job for job in jobs.values() if job.state is not JobState.PENDING} == {
         job for job in shown.values() if job.state is not JobState.PENDING
@@ -292,7 +292,7 @@ async def test_accounting_is_read_as_sacct_shows_it(new_cluster: NewCluster) -> 
     sid.stop_daemon("slurmdbd")
     with pytest.raises(SlurmUnreachable):
         await driver.accounting(ids)
-    assert (await driver.snapshot()).jobs
+    assert (await driver.list_jobs()).jobs
     await driver.close()
 
 
@@ -326,7 +326,7 @@ async def test_auto_takes_it_where_it_fits(on_sid: Cluster, monkeypatch: pytest.
     for cluster in ("auto", "pyslurm"):
         driver = await choose_driver(cluster, tmp_path)
         assert driver.name == "pyslurm"
-        assert (await driver.snapshot()).jobs == {}
+        assert (await driver.list_jobs()).jobs == {}
         await driver.close()
 
 

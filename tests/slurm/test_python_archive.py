@@ -14,11 +14,11 @@ import pytest
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.batch_script import batch_script
-from rollyard.slurm.python_archive import STAGE, PythonArchive
+from rollyard.slurm.python_archive import UNPACK, PythonArchive
 
 pytestmark = pytest.mark.slow(50)
 
-ALWAYS = AllocationTemplate(stage_python="Always")
+ALWAYS = AllocationTemplate(unpack_python="Always")
 PRINT = "import json, sys, pydantic, rollyard, aiohttp; print(json.dumps([m.__file__ for m in (pydantic, rollyard, aiohttp)]))"
 
 
@@ -35,7 +35,7 @@ def job(archive: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
     """Runs what a batch script makes of it."""
     script = batch_script(
         ALWAYS, name="n", comment="c", log_path="/d/log", directory="/d", command=[sys.executable, "-c", PRINT],
-        stage=["bash", str(STAGE), str(archive), str(scratch)],
+        unpack=["bash", str(UNPACK), str(archive), str(scratch)],
     )  # fmt: skip
     return subprocess.run(
         ["bash", "-c", script.text], capture_output=True, text=True, timeout=120, check=False, cwd=scratch
@@ -75,7 +75,7 @@ def test_where_it_cannot_be_the_job_says_so_and_imports_as_before(archive: Path,
         (tmp_path / f"rollyard-{os.getuid()}-python").write_text("")
     done = job(archive, tmp_path)
     assert done.returncode == 0
-    assert "our Python is not staged on this node" in done.stderr
+    assert "our Python is not unpacked on this node" in done.stderr
     assert not any(str(tmp_path) in file for file in json.loads(done.stdout))
 
 
@@ -88,7 +88,7 @@ def test_an_archive_that_is_not_complete_yet_is_not_used_and_later_it_is(archive
         late.write_bytes(whole[: members[len(members) // 2].offset])
     done = job(late, tmp_path)
     assert done.returncode == 0
-    assert "our Python is not staged on this node" in done.stderr
+    assert "our Python is not unpacked on this node" in done.stderr
     assert not any(str(tmp_path) in file for file in json.loads(done.stdout))
     late.write_bytes(whole)
     done = job(late, tmp_path)
@@ -101,4 +101,4 @@ def test_it_is_packed_again_only_when_it_is_another(archive: Path) -> None:
     again.pack(ALWAYS)
     assert again.archive(ALWAYS) == archive
     assert (archive.stat().st_ino, archive.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert again.archive(AllocationTemplate(stage_python="Never")) is None
+    assert again.archive(AllocationTemplate(unpack_python="Never")) is None

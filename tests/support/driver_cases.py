@@ -125,7 +125,7 @@ class Ground:
         """Return the job once the condition holds."""
 
         async def seen() -> Job | None:
-            return (await self.answer(self.driver.snapshot)).jobs.get(id)
+            return (await self.answer(self.driver.list_jobs)).jobs.get(id)
 
         async def so() -> Job | None:
             job = await seen()
@@ -148,7 +148,7 @@ class Ground:
         await self.answer(lambda: self.driver.cancel(self._ids))
 
         async def over() -> bool:
-            jobs = (await self.answer(self.driver.snapshot)).jobs
+            jobs = (await self.answer(self.driver.list_jobs)).jobs
             return all(jobs[id].state.ended for id in self._ids if id in jobs)
 
         await until(over, WAIT_SECONDS, least=COSTLY_PAUSE)

@@ -21,9 +21,9 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.store.base import RolloutRecord
-from rollyard.slurm.base import Job, Snapshot
+from rollyard.slurm.base import Job, JobListing
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, WeightsReport
@@ -91,8 +91,8 @@ def weights(*versions: str, current: str = "") -> WeightsStatus:
 
 def agent(
     pool: PoolKey, name: str = "a", send: Callable[[ToNode], None] = lambda message: None, **more: Any
-) -> ConnectedAgent:
-    return ConnectedAgent(identity(name), pool, send, **({"expel": lambda: None} | more))
+) -> ConnectedNodeAgent:
+    return ConnectedNodeAgent(identity(name), pool, send, **({"expel": lambda: None} | more))
 
 
 def server_link(endpoint_file: Path, pool: str = "demo") -> ServerLink:
@@ -135,5 +135,5 @@ def job(id: str, state: JobState = JobState.RUNNING, comment: str = "c", **more:
     return Job(id, "rollyard-swe-0", comment, state, **more)
 
 
-def snapshot(*jobs: Job, at: float) -> Snapshot:
-    return Snapshot(at, {j.id: j for j in jobs})
+def listing(*jobs: Job, at: float) -> JobListing:
+    return JobListing(at, {j.id: j for j in jobs})

@@ -35,7 +35,7 @@ class Api:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        self.store, self.agents, self.rollouts = parts.store, parts.agents, parts.rollouts
+        self.store, self.node_agents, self.rollouts = parts.store, parts.node_agents, parts.rollouts
         self.endpoints, self.sessions, self.index = parts.endpoints, parts.sessions, parts.session_index
 
     def serve(self, id: str, url: str, version: str = "v1") -> None:

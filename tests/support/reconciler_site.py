@@ -22,11 +22,11 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutFilter, Transaction
 from rollyard.server.store.store import Store
-from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobIds, JobListing
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
 from tests.support.until import until
@@ -55,17 +55,17 @@ class Line:
         """Successful submits answer only after this event."""
         self.submitted.set()
         self.submits = 0
-        self.stale: Snapshot | None = None
+        self.stale: JobListing | None = None
         """The answer of every look-up while it is set."""
         self.accounts: dict[str, Job] | None = {}
         """Content of accounting; None while it does not answer."""
         self.asked = 0
         """Number of queries to accounting."""
 
-    async def snapshot(self) -> Snapshot:
+    async def list_jobs(self) -> JobListing:
         await self.answers.wait()
         self._check()
-        return self.stale or await self.driver.snapshot()
+        return self.stale or await self.driver.list_jobs()
 
     async def submit(self, script: BatchScript) -> list[str]:
         self._check()
@@ -113,7 +113,7 @@ class Site:
     def _new_process(self) -> None:
         """Make the objects that a server has in memory right after its start."""
         parts = self.parts = Parts(self.store, self.line, self.folder, SystemClock(), lease_seconds=60.0)
-        self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
+        self.node_agents, self.leases, self.endpoints = parts.node_agents, parts.leases, parts.endpoints
         self.rollouts, self.manager, self.workspace = parts.rollouts, parts.manager, parts.workspace
 
     async def start(self) -> None:
@@ -167,7 +167,7 @@ class Site:
 
     # peers
 
-    async def connect(self, allocation: Allocation) -> ConnectedAgent:
+    async def connect(self, allocation: Allocation) -> ConnectedNodeAgent:
         status = allocation.status
         identity = Identity(
             allocation=allocation.metadata.name,
@@ -177,17 +177,17 @@ class Site:
             instance="i",
             node=status.node,
         )
-        agent = ConnectedAgent(
+        agent = ConnectedNodeAgent(
             identity, PoolKey("default", allocation.spec.pool.name), lambda message: None, expel=lambda: None
         )
-        self.agents.connect(agent)
+        self.node_agents.connect(agent)
         return agent
 
-    async def connect_again(self, *agents: ConnectedAgent) -> None:
+    async def connect_again(self, *node_agents: ConnectedNodeAgent) -> None:
         """Connect again, as node agents do when the server is back."""
-        for agent in agents:
+        for agent in node_agents:
             agent.draining = False
-            self.agents.connect(agent)
+            self.node_agents.connect(agent)
 
     async def submit(self, count: int, pool: str = "swe") -> None:
         """Submit rollouts for which there is no node agent."""
@@ -196,7 +196,7 @@ class Site:
     async def cancel_queued(self, pool: str = "swe") -> None:
         await self.rollouts.cancel_queued(PoolKey("default", pool), CANCELLED, "not wanted any more")
 
-    async def lease(self, agent: ConnectedAgent) -> None:
+    async def lease(self, agent: ConnectedNodeAgent) -> None:
         """Lease a rollout to this node agent."""
         request = RolloutRequest(pool=agent.pool[1], task=Task(kind="null"))
         ((record, _),) = await self.rollouts.submit("default", [request])
@@ -209,7 +209,7 @@ class Site:
 
         self.leases.add(await self.store.rollouts.transact(grant))
 
-    async def finish(self, agent: ConnectedAgent) -> None:
+    async def finish(self, agent: ConnectedNodeAgent) -> None:
         for record in await self.rollouts.find(RolloutFilter(namespace="default", pool=agent.pool[1])):
             if record.holder == agent.holder:
                 await self.rollouts.cancel("default", record.id)
@@ -237,7 +237,7 @@ class Site:
 
     async def live(self) -> list[Job]:
         """List the jobs that really run, from the machine's processes."""
-        jobs = (await self.line.driver.snapshot()).jobs.values()
+        jobs = (await self.line.driver.list_jobs()).jobs.values()
         return sorted((j for j in jobs if not j.state.ended), key=lambda j: [int(part) for part in j.id.split("_")])
 
     async def until(self, holds: Callable[[], Any], what: str = "") -> Any:

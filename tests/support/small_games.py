@@ -22,7 +22,7 @@ class Sums:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         right = f"\\boxed{{{self.sum}}}" in action
         self.left -= 1
-        print("this line is no answer", flush=True)
+        print("this line is not an answer", flush=True)
         return ("" if self.left == 0 else self.question()), 0.5 * right, self.left == 0, False, {}
 
     def question(self) -> str:
@@ -46,7 +46,7 @@ class SecondTry(Sums):
 
 
 class Older:
-    """Has the older Gym's four values, observations that are no text, and GEM's texts around observations."""
+    """Has the older Gym's four values, observations that are not text, and GEM's texts around observations."""
 
     def reset(self) -> dict[str, int]:
         return {"at": 0}

@@ -338,7 +338,7 @@ def _allowed(meant: Sequence[str | None], spellings: Sequence[tuple[str, str]]) 
         found |= {text.replace(written.strip(), spoken.strip()) for text in found}
         written, spoken = (THOUGHTS_END.split(turn)[-1].strip() for turn in (written, spoken))
         found |= {text.replace(written, spoken) for text in found if written}
-        # without its thoughts, a turn is kept from its first character that is no white space on
+        # without its thoughts, a turn is kept from its first character that is not white space
         found |= {spoken.join(re.split(r"[ \t]*" + re.escape(written), text)) for text in found if written}
     return found
 

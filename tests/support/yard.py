@@ -140,8 +140,8 @@ class Yard:
         return done.stdout
 
     async def jobs(self, *, live: bool = True) -> list[Job]:
-        snapshot = await self.driver.snapshot()
-        return [j for j in snapshot.jobs.values() if not (live and j.state.ended)]
+        listing = await self.driver.list_jobs()
+        return [j for j in listing.jobs.values() if not (live and j.state.ended)]
 
     def processes(self, *words: str) -> list[int]:
         """Pids of this yard's processes whose command line contains all these words."""

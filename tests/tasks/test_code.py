@@ -136,7 +136,7 @@ async def test_a_missing_file_scores_nothing_and_says_so(sandbox: Sandbox) -> No
     why = "there is no solution: /workspace/s.py is missing, too large, or not text in UTF-8"
     assert found == Score(0.0, {"passed": 0.0, "cases": 2.0, "missing_file": 1.0}, [why])
     await sandbox.bash("mkdir /workspace/s.py", 10)
-    assert await HANDLER.collect(of, sandbox) == {}, "a folder is no solution"
+    assert await HANDLER.collect(of, sandbox) == {}, "a folder is not a solution"
 
 
 async def test_what_the_agent_has_broken_is_its_mistake(sandbox: Sandbox) -> None:

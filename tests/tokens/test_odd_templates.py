@@ -16,7 +16,7 @@ from tests.support.template_families import CHATML_TOKENS, Family
 from tests.support.template_trial import tried
 
 TOKENS = [*CHATML_TOKENS, "<think>"]
-"""`</think>` is no token: its end may lie within one."""
+"""`</think>` is not a token: its end may lie within one."""
 
 
 def made(shape: str, template: str) -> Any:

@@ -92,7 +92,7 @@ async def test_a_stream_is_acknowledged_with_each_version_and_goes_on_in_another
         first = worker(client)
         await asyncio.to_thread(first.start)
         samples = await taken(first, 7)
-        assert [s.group_id for s in samples] == [1, 1, 1, 2, 2, 2, 3], "a rollout without a reward is no sample"
+        assert [s.group_id for s in samples] == [1, 1, 1, 2, 2, 2, 3], "a rollout without a reward is not a sample"
         assert [s.advantage for s in samples[:3]] == pytest.approx(grpo([0.0, 1.0, 1.0]).tolist())
         assert [s.input_ids.tolist() for s in samples[:1]] == [[1, 2]]
         assert first.metrics_queue.get_nowait()["stream/without_reward"] == 0.25

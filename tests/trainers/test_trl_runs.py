@@ -161,7 +161,7 @@ async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their
         assert len(set(rewards)) > 1
         assert [s["advantage"] for s in found] == pytest.approx(grpo(rewards).tolist())
     assert all(sample["sampled"] > 0 for sample in samples)
-    assert any(len(found) == 3 for found in groups.values()), "a rollout without a reward is no sample"
+    assert any(len(found) == 3 for found in groups.values()), "a rollout without a reward is not a sample"
     assert list(groups) == sorted(groups)
     steps = [row for row in end["log"] if "reward" in row]
     assert len(steps) == 3

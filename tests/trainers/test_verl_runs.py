@@ -168,7 +168,7 @@ async def test_verl_trains_on_each_segment_with_the_weights_of_its_step_while_th
         views = [view async for view in client.rollouts(pool="demo")]
         assert len(views) == STEPS * GROUPS * SAMPLES + 2, "no rollout was run twice"
         assert [view.status for view in views if view.status is Status.FAILED] == [Status.FAILED]
-        assert len(ended) == STEPS * GROUPS * SAMPLES - 1, "the failed rollout is no sample, and its sibling is one"
+        assert len(ended) == STEPS * GROUPS * SAMPLES - 1, "the failed rollout is not a sample, and its sibling is one"
         assert {len(trajectory.segments) for trajectory in ended.values()} == {1, 2}
         for sample in facts["sample"]:
             extra, tag = sample["extra"], sample["tag"]

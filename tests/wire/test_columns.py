@@ -198,5 +198,5 @@ def damaged(**changes: list[int]) -> bytes:
     ],
 )
 def test_damage_is_found(data: bytes) -> None:
-    with pytest.raises(ValueError, match="no columns file"):
+    with pytest.raises(ValueError, match="not a columns file"):
         decode(data)

@@ -71,7 +71,7 @@ def look_around(options: Options, ports: range) -> Here:
     closed = address.startswith("127.")
     if options.auth == "none" and not closed:
         raise ClusterError(
-            f"{host} is no name of the loopback interface: all the network could use it; take --auth munge"
+            f"{host} is not a name of the loopback interface: all the network could use it; take --auth munge"
         )
     return Here(
         host=host,

@@ -18,7 +18,7 @@ from rollyard.core.errors import BadRequest, Conflict, Invalid, Unavailable
 from rollyard.engine.embedded.continuous_batching import Engine
 from rollyard.engine.embedded.model import Model
 from rollyard.engine.embedded.model_weights import load_weights
-from rollyard.engine.embedded.transfer_staging import StagedTensors
+from rollyard.engine.embedded.received_tensors import ReceivedTensors
 from rollyard.model_folder.model_config import read_config
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,7 +51,7 @@ class ControlRoutes:
     def __init__(self, engine: Engine, model: Model) -> None:
         self._engine = engine
         self._model = model
-        self._staging: StagedTensors | None = None
+        self._received: ReceivedTensors | None = None
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -72,7 +72,7 @@ class ControlRoutes:
         return await _done(self._engine.thaw())
 
     async def _load(self, request: web.Request) -> web.Response:
-        command, self._staging = await _read(request, LoadRequest), None
+        command, self._received = await _read(request, LoadRequest), None
         self._model = await asyncio.to_thread(self._read_model, command)
         return await _done(self._engine.swap(self._model))
 
@@ -82,23 +82,23 @@ class ControlRoutes:
 
     async def _start(self, request: web.Request) -> web.Response:
         """Start a transfer, and discard the tensors of an unfinished transfer."""
-        self._staging = StagedTensors(self._model.config)
+        self._received = ReceivedTensors(self._model.config)
         return web.json_response({"message": "Weight update started"})
 
     async def _receive(self, request: web.Request) -> web.Response:
-        await self._staged_transfer(request).receive(request.content)
+        await self._open_transfer(request).receive(request.content)
         return web.json_response({"message": "Weights received"})
 
     async def _finish(self, request: web.Request) -> web.Response:
-        weights = await asyncio.to_thread(self._staged_transfer(request).weights)
-        self._model, self._staging = Model(self._model.config, weights, self._model.capacity), None
+        weights = await asyncio.to_thread(self._open_transfer(request).weights)
+        self._model, self._received = Model(self._model.config, weights, self._model.capacity), None
         await _done(self._engine.swap(self._model))
         return web.json_response({"message": "Weight update finished"})
 
-    def _staged_transfer(self, request: web.Request) -> StagedTensors:
-        if self._staging is None:
+    def _open_transfer(self, request: web.Request) -> ReceivedTensors:
+        if self._received is None:
             raise Conflict(f"{request.path}: no transfer has started; call /start_weight_update first")
-        return self._staging
+        return self._received
 
     def _read_model(self, command: LoadRequest) -> Model:
         """Read the model of a load request. Raises Invalid if the folder has no model, or a model of another shape."""

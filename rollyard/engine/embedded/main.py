@@ -92,7 +92,7 @@ def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Raises Invalid if the file is missing or is no tokenizer."""
+    """Raises Invalid if the file is missing or is not a tokenizer."""
     try:
         with open_regular(path) as file:
             text = file.read()
@@ -103,7 +103,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(text)
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
-        raise Invalid(f"{path} is no tokenizer of the library tokenizers: {error}") from None
+        raise Invalid(f"{path} is not a tokenizer of the library tokenizers: {error}") from None
 
 
 async def _listen(runner: web.AppRunner, path: Path) -> None:

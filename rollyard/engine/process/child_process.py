@@ -62,7 +62,9 @@ async def start_child(command: EngineCommand, **streams: Any) -> asyncio.subproc
 def environment(command: EngineCommand) -> dict[str, str]:
     """Return the environment of the command's process."""
     env = dict(os.environ)
-    if command.foreign and "PYTHONPATH" in env:  # stage.sh adds our packages; the engine must not import our numpy
+    if (
+        command.foreign and "PYTHONPATH" in env
+    ):  # unpack_python.sh adds our packages; the engine must not import our numpy
         ours = Path(rollyard.__file__).parents[1]
         kept = [part for part in env["PYTHONPATH"].split(os.pathsep) if part and Path(part) != ours]
         env["PYTHONPATH"] = os.pathsep.join(kept)

@@ -35,7 +35,7 @@ UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", 
 class VllmControl:
     labels_tokens = False
     can_pause = False
-    stages_transfers = False
+    buffers_transfers = False
 
     def __init__(self, http: aiohttp.ClientSession, extra_args: Sequence[str]) -> None:
         self._http = http

@@ -15,7 +15,7 @@ from rollyard.model_folder.checkpoint_info import CheckpointInfo
 class EmbeddedControl:
     labels_tokens = True
     can_pause = True
-    stages_transfers = True
+    buffers_transfers = True
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http

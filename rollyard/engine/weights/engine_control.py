@@ -34,7 +34,7 @@ class EngineControl(Protocol):
     """Whether the engine's answers have the weights version of each token."""
     can_pause: bool
     """Whether the engine can be paused between two steps."""
-    stages_transfers: bool
+    buffers_transfers: bool
     """Whether the served weights stay unchanged until a transfer is finished."""
 
     async def detect(self) -> None:

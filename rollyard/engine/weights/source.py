@@ -70,7 +70,7 @@ def folder_checksum(folder: Path) -> str:
     has no influence.
 
     This function reads the files completely. Raises Invalid if the folder is missing, has no weights, or if one of its
-    files cannot be read, is no regular file, has mostly holes, or changes.
+    files cannot be read, is not a regular file, has mostly holes, or changes.
     """
     digest = hashlib.sha256()
     try:

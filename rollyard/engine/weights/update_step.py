@@ -25,7 +25,7 @@ starts on the last proven weights. If no other process can be started, the alloc
     Failed: Broke, Lost          a new process is proven   another proof, at most `ATTEMPTS` proofs
     Failed: Wrong                a new process is proven   the allocation is given up
     Failed: FilesChanged         a new process is proven   the files are read again (Reading), nothing is served
-    ProcessBegan                 any stage                 no request is let in, the earlier process is Lost
+    ProcessBegan                 any step                  no request is let in, the earlier process is Lost
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ATTEMPTS = 3
 to prove the weights of a new process."""
 NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
 
-UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
+UpdateStep = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
 ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
 Command = Literal[
     "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
@@ -85,7 +85,7 @@ class UpdateState:
     """Weights to serve; None for the pool's own model."""
     can_restart: bool = True
     """Whether the engine can be started more than once."""
-    stage: UpdateStage = "Waiting"
+    step: UpdateStep = "Waiting"
     tried: WeightsTarget | None = None
     """The target that is being checked or applied; `target` may be newer."""
     change: WeightsChange | None = None
@@ -153,9 +153,9 @@ class UpdateState:
     @property
     def phase(self) -> WeightsPhase:
         if self.change is not None:
-            match self.stage:
+            match self.step:
                 case "Draining" | "Transferring" | "Loading" | "Probing":
-                    return self.stage
+                    return self.step
                 case "Restarting":
                     return "Loading"
         return "Failed" if self.error else ""
@@ -254,7 +254,7 @@ def next_step(state: UpdateState, fact: Fact) -> Step:
         case FilesRead():
             return _start_on(state, fact) if state.served is None else _check(state, state.served, fact)
         case Failed(kind="Replaced"):
-            return replace(state, stage="Waiting"), ()
+            return replace(state, step="Waiting"), ()
         case Failed(kind="NotStarted"):
             return _fail(replace(state, served=None), fact.why), ()
         case Failed(kind="Refused"):
@@ -265,14 +265,14 @@ def next_step(state: UpdateState, fact: Fact) -> Step:
             return _lose_transfer(replace(state, note=fact.why), fact)
         case Failed():
             return _break(state, fact)
-        case CarriedOut() if state.stage == "Restarting":
+        case CarriedOut() if state.step == "Restarting":
             return _begin_life(state)
         case CarriedOut():
             return _break(state, LOST) if state.replaced else _go_on(state, fact)
 
 
 def _set_target(state: UpdateState, target: WeightsTarget | None) -> UpdateState:
-    withdrawn = target is None and state.served is None and (state.error or state.stage == "Reading")
+    withdrawn = target is None and state.served is None and (state.error or state.step == "Reading")
     if target == state.target or (target is None and not withdrawn):
         return state
     return replace(state, target=target, failed=None, error="", note="", attempts=0, retry_after=RETRY_FIRST_SECONDS)
@@ -289,18 +289,18 @@ def _begin(state: UpdateState, fact: Observed) -> Step:
     if not state.proven:
         if len(state.broken_proofs) >= ATTEMPTS:
             return _give_up(state, f"ProbeFailed: {state.broken_proofs[-1]}")
-        return replace(state, stage="Loading", pinned_life=state.life), ("Load",)
+        return replace(state, step="Loading", pinned_life=state.life), ("Load",)
     if state.is_done:
         return replace(state, error=""), ()  # the failed target is no longer current
     return _read(state) if due else (state, ())
 
 
 def _read(state: UpdateState) -> Step:
-    return replace(state, stage="Reading", tried=state.target, pinned_life=state.life), ("Read",)
+    return replace(state, step="Reading", tried=state.target, pinned_life=state.life), ("Read",)
 
 
 def _refuse(state: UpdateState, why: str, at: float) -> Step:
-    if state.stage == "Restarting":
+    if state.step == "Restarting":
         return _fail(state, f"LoadFailed: {why}"), ()
     if state.served is None and state.tried != state.target:
         return _read(state)
@@ -312,7 +312,7 @@ def _refuse(state: UpdateState, why: str, at: float) -> Step:
 def _fail(state: UpdateState, why: str, at: float = math.inf) -> UpdateState:
     """Record that the target has failed. If `at` is given, the target is tried again later."""
     later, wait = at + state.retry_after, min(2 * state.retry_after, RETRY_CAP_SECONDS)
-    state = replace(state, stage="Waiting", change=None, error=why, failed=state.tried)
+    state = replace(state, step="Waiting", change=None, error=why, failed=state.tried)
     return replace(state, retry_at=later, retry_after=wait)
 
 
@@ -329,7 +329,7 @@ def _start_on(state: UpdateState, fact: FilesRead) -> Step:
     if was is not None and source.version == was.version and source.checksum != was.checksum:
         return _refuse(state, was.mismatch_text(source.checksum), fact.at)
     note = "NoTransfer: it started with the folder" if tried is not None and tried.transfer else ""
-    return replace(state, stage="Restarting", served=fact.found, was=None, error="", note=note), ("Restart",)
+    return replace(state, step="Restarting", served=fact.found, was=None, error="", note=note), ("Restart",)
 
 
 def _check(state: UpdateState, served: Checkpoint, fact: FilesRead) -> Step:
@@ -339,19 +339,19 @@ def _check(state: UpdateState, served: Checkpoint, fact: FilesRead) -> Step:
     if why := fact.why_unsupported or incompatible:
         return _fail(state, why), ()
     if not state.proven:  # the process ended: the target is due again after a new process has proven its weights
-        return replace(state, stage="Waiting"), ()
+        return replace(state, step="Waiting"), ()
     state = replace(state, attempts=state.attempts + 1)
     if new.source.checksum == served.source.checksum and new.source.adapter is None and served.source.adapter is None:
         note = "NoTransfer: it already had these weights" if tried.transfer else ""
         change = WeightsChange(Checkpoint(new.source, before))
-        return replace(state, stage="Renaming", change=change, note=note), ("Rename",)
+        return replace(state, step="Renaming", change=change, note=note), ("Rename",)
     if fact.why_not_loadable and not state.can_restart:
         return _fail(state, f"NotInPlace: {fact.why_not_loadable}; {NO_RESTART}"), ()
     same = before is None or after is None or before.same_computation(after)
     why_folder = fact.why_not_loadable or ("" if same else "config.json differs") or fact.why_no_transfer
     keep = tried.mode == "Pause" and not fact.why_not_loadable and fact.can_keep_requests
     change = WeightsChange(new, "Restart" if fact.why_not_loadable else "Reload", keep)
-    state = replace(state, stage="Draining", error="", note="", entry_wait_seconds=WAIT_FOR_UPDATE_SECONDS)
+    state = replace(state, step="Draining", error="", note="", entry_wait_seconds=WAIT_FOR_UPDATE_SECONDS)
     if tried.transfer and why_folder:
         state = replace(state, note=f"NoTransfer: {why_folder}")
     elif tried.transfer:
@@ -360,15 +360,15 @@ def _check(state: UpdateState, served: Checkpoint, fact: FilesRead) -> Step:
 
 
 def _go_on(state: UpdateState, done: CarriedOut) -> Step:
-    match state.stage:
+    match state.step:
         case "Draining" if state.changes_by("Transfer"):
-            return replace(state, stage="Transferring"), ("Receive",)
+            return replace(state, step="Transferring"), ("Receive",)
         case "Draining" if state.changes_by("Restart"):
             return _restart_on_new(state)
         case "Draining" | "Transferring":
-            return replace(state, stage="Loading"), ("Load",)
+            return replace(state, step="Loading"), ("Load",)
         case "Loading":
-            return replace(state, stage="Probing"), ("Prove",)
+            return replace(state, step="Probing"), ("Prove",)
         case "Probing" if done.unchanged:
             why = "ReloadIgnored: the engine answers with the new weights exactly as before"
             if not state.can_restart:
@@ -383,7 +383,7 @@ def _lose_transfer(state: UpdateState, lost: Failed) -> Step:
     if state.replaced:
         return _break(state, LOST)
     if lost.kind == "TransferLost":
-        return replace(state, stage="Loading", change=replace(change, way="Reload")), ("Load",)
+        return replace(state, step="Loading", change=replace(change, way="Reload")), ("Load",)
     if not state.can_restart:
         return _break(state, Failed("Wrong", f"{lost.why}; {NO_RESTART}"))
     return _restart_on_new(state)
@@ -391,21 +391,21 @@ def _lose_transfer(state: UpdateState, lost: Failed) -> Step:
 
 def _restart_on_new(state: UpdateState) -> Step:
     assert state.change is not None
-    return replace(state, stage="Restarting", change=replace(state.change, way="Restart")), ("Restart",)
+    return replace(state, step="Restarting", change=replace(state.change, way="Restart")), ("Restart",)
 
 
 def _begin_life(state: UpdateState) -> Step:
     if state.change is None:
-        return replace(state, stage="Waiting"), ()
+        return replace(state, step="Waiting"), ()
     if state.change.way == "Undo":
         return _end_undo(state, state.change.error), ()
-    return replace(state, stage="Loading", pinned_life=state.life), ("Load",)
+    return replace(state, step="Loading", pinned_life=state.life), ("Load",)
 
 
 def _accept(state: UpdateState) -> Step:
     state = replace(state, served=state.at_work, proven_life=state.life, entry_wait_seconds=0.0)
     error = "" if state.is_done else state.error
-    return replace(state, stage="Waiting", change=None, error=error), ("Accept",)
+    return replace(state, step="Waiting", change=None, error=error), ("Accept",)
 
 
 def _break(state: UpdateState, failed: Failed) -> Step:
@@ -414,15 +414,15 @@ def _break(state: UpdateState, failed: Failed) -> Step:
         if failed.kind == "Wrong":
             return _give_up(state, failed.why)
         broken = () if state.replaced else (*state.broken_proofs, failed.why)
-        return replace(state, stage="Waiting", broken_proofs=broken), ("Pause",)
+        return replace(state, step="Waiting", broken_proofs=broken), ("Pause",)
     error = "" if failed.kind == "Lost" and state.attempts < ATTEMPTS else failed.why
-    starts_on_new = change.way == "Restart" and state.stage != "Draining"
+    starts_on_new = change.way == "Restart" and state.step != "Draining"
     if state.replaced and not starts_on_new:
         return _end_undo(state, error), ()
     if not state.can_restart:
         return _give_up(state, "WeightsLost: the update failed in the middle, and the engine cannot be restarted")
-    return replace(state, stage="Restarting", change=replace(change, way="Undo", error=error)), ("Restart",)
+    return replace(state, step="Restarting", change=replace(change, way="Undo", error=error)), ("Restart",)
 
 
 def _end_undo(state: UpdateState, error: str) -> UpdateState:
-    return _fail(state, error) if error else replace(state, stage="Waiting", change=None)
+    return _fail(state, error) if error else replace(state, step="Waiting", change=None)

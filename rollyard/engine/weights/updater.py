@@ -237,7 +237,7 @@ class WeightsUpdater:
     async def _receive_transfer(self) -> Fact:
         transfer = self._transfer
         why = await transfer.wait_until_finished(lambda: self._state.why_transfer_ends, POLL_SECONDS)
-        spoiled = transfer.begun and not self._control.stages_transfers
+        spoiled = transfer.begun and not self._control.buffers_transfers
         return Failed("TransferSpoiled" if spoiled else "TransferLost", why) if why else CarriedOut()
 
     async def _load(self, state: UpdateState) -> Fact:

@@ -132,7 +132,7 @@ def read(body: Body) -> ChatRequest:
 
 
 def _system(given: Any) -> str:
-    """Return the system prompt without the line about billing, which is no part of it."""
+    """Return the system prompt without the line about billing, which is not part of it."""
     parts = given if isinstance(given, list) else [text_of(given, "system")]
     texts = [text_of([part], "system") for part in parts]
     return "".join(text.partition("\n")[2] if text.startswith(BILLING) else text for text in texts)

@@ -30,10 +30,10 @@ class HostPattern:
         found = _WITH_PORT.fullmatch(text)
         port = found["port"] if found else None
         if found is None or (port is not None and not 0 < int(port) < 65536):
-            raise ValueError(f"{text!r} is no host: {_FORMS}")
+            raise ValueError(f"{text!r} is not a host: {_FORMS}")
         host = found["host"].lower().strip("[]").rstrip(".")
         if not _NAME.fullmatch(host) and address_of(host) is None:
-            raise ValueError(f"{text!r} is no host: {_FORMS}")
+            raise ValueError(f"{text!r} is not a host: {_FORMS}")
         return cls(host, DEFAULT_PORTS if port is None else (int(port),))
 
     @property

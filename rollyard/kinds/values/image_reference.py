@@ -108,7 +108,7 @@ def built_image(text: str) -> BuiltImage:
     name, colon, tag = text.partition(":")
     if not _REPOSITORY.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
         raise ValueError(
-            f"{text[:80]!r} is no name of a built image: write NAME or NAME:TAG in lower-case letters and digits"
+            f"{text[:80]!r} is not a name of a built image: write NAME or NAME:TAG in lower-case letters and digits"
         )
     return BuiltImage(name, tag or "latest")
 

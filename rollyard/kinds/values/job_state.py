@@ -23,7 +23,7 @@ class JobState(StrEnum):
     DEADLINE = "DEADLINE"
     REVOKED = "REVOKED"
     GONE = "GONE"
-    """A state of our own: complete snapshots no longer show the job, and its end is unknown."""
+    """A state of our own: complete listings no longer show the job, and its end is unknown."""
 
     @classmethod
     def read(cls, word: str) -> JobState:

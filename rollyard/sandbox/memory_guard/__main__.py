@@ -45,7 +45,7 @@ shows nowhere else without a look at each open file."""
 @dataclass(slots=True)
 class Watched:
     name: str
-    agent: int
+    sandbox_agent: int
     """Process id of the sandbox agent. All other processes of the sandbox are below it."""
     handle: int
     """pidfd of the sandbox agent. It tells whether the process id still belongs to the sandbox agent."""
@@ -73,7 +73,7 @@ class Watched:
 
     def socket_bytes(self) -> Mapping[int, int]:
         """Return the bytes of each socket of the sandbox, by inode."""
-        if not process_memory.has_sockets(self.agent):
+        if not process_memory.has_sockets(self.sandbox_agent):
             return process_memory.NO_SOCKETS
         self.enter()
         if self.sockets is None:
@@ -89,7 +89,7 @@ class Watched:
             return
         self.is_entered = True
         try:
-            entered = sandbox_entry.enter(self.agent)
+            entered = sandbox_entry.enter(self.sandbox_agent)
             self.sockets, self.segments = entered.sockets, entered.segments
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOMEM):  # no fork now: the next look tries again
@@ -106,8 +106,8 @@ class Watched:
 
     def upper_bound(self, sockets: Mapping[int, int]) -> int:
         """Return the bytes of the sandbox without memory files that no process has mapped."""
-        pids = process_memory.descendants(self.agent)
-        return process_memory.upper_bound(pids) + process_memory.tmpfs_bytes(self.agent) + sum(sockets.values())
+        pids = process_memory.descendants(self.sandbox_agent)
+        return process_memory.upper_bound(pids) + process_memory.tmpfs_bytes(self.sandbox_agent) + sum(sockets.values())
 
     def close(self) -> None:
         os.close(self.handle)
@@ -152,9 +152,9 @@ class Guard:
             return self._drop(message["forget"])
         sandbox = message["watch"]
         looked_before = self._unseen.pop(sandbox, None) is not None
-        if (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
+        if (sandbox_agent := process_memory.find_sandbox_agent(message["launcher"])) is not None:
             with suppress(ProcessLookupError):
-                self._watched[sandbox] = Watched(sandbox, agent, os.pidfd_open(agent), message["limit"])
+                self._watched[sandbox] = Watched(sandbox, sandbox_agent, os.pidfd_open(sandbox_agent), message["limit"])
                 self._any_watched.set()
         elif not looked_before:
             self._unseen[sandbox] = time.monotonic() + SECOND_LOOK_SECONDS, message
@@ -198,9 +198,11 @@ class Guard:
         """
         largest = None
         for sandbox, watched in self._watched.items():
-            if process_memory.still_ending(watched.agent, watched.ending):
+            if process_memory.still_ending(watched.sandbox_agent, watched.ending):
                 return  # the kernel is freeing memory
-            memory = process_memory.measure(watched.agent, watched.socket_bytes(), segments=watched.segment_bytes())
+            memory = process_memory.measure(
+                watched.sandbox_agent, watched.socket_bytes(), segments=watched.segment_bytes()
+            )
             if len(memory.processes) > 1 and (largest is None or memory.used > largest[2].used):
                 largest = sandbox, watched, memory
         if largest is not None:
@@ -222,8 +224,8 @@ class Guard:
             before, looked_at = free, now
             if left < self._reserve:
                 for sandbox, watched in list(self._watched.items()):
-                    memory = process_memory.glance(watched.agent)
-                    # pages that several processes share count several times here, but they are no growth
+                    memory = process_memory.glance(watched.sandbox_agent)
+                    # pages that several processes share count several times here, and do not count as growth
                     if memory.used - watched.bound > watched.limit * (1 - limit.TARGET):
                         self._end(sandbox, watched, memory, limit.to_end(memory, watched.limit, -1), None)
 
@@ -239,7 +241,7 @@ class Guard:
 
     def _measure(self, sandbox: str, watched: Watched) -> None:
         sockets = watched.socket_bytes()
-        memory = process_memory.measure(watched.agent, sockets, watched.ending, watched.segment_bytes())
+        memory = process_memory.measure(watched.sandbox_agent, sockets, watched.ending, watched.segment_bytes())
         # A process that is ending may have written since the measurement before. That is no reason to end others.
         before = memory.files if watched.ending else watched.files
         ended = limit.to_end(memory, watched.limit, before)
@@ -247,7 +249,9 @@ class Guard:
         watched.unseen = max(0, memory.used - watched.upper_bound(sockets))
         if ended:
             self._end(sandbox, watched, memory, ended, None)
-        watched.ending = process_memory.still_ending(watched.agent, watched.ending) | {process.pid for process in ended}
+        watched.ending = process_memory.still_ending(watched.sandbox_agent, watched.ending) | {
+            process.pid for process in ended
+        }
         watched.due = time.monotonic() + limit.pause(memory.used, watched.limit)
 
     def _end(

@@ -11,8 +11,8 @@ GROWTH = 4 << 30
 SHORTEST, LONGEST = 0.05, 1.0
 """Seconds between two measurements of one sandbox."""
 TARGET = 7 / 8
-"""Share of the limit below which a sandbox is brought."""
-HARDLY = 1 / 64
+"""Share of the limit to which the memory of a sandbox is reduced."""
+SMALL_GROWTH = 1 / 64
 """Share of the limit by which files may grow although they are beyond the target. Our own tools write small files."""
 
 
@@ -24,11 +24,11 @@ def pause(used: int, limit: int) -> float:
 def to_end(memory: SandboxMemory, limit: float, before: int) -> Sequence[ProcessMemory]:
     """Return the processes to end: the largest ones, until the rest is below the target.
 
-    `before`: bytes in files at the measurement before. If files alone are beyond the target, and did hardly grow, then
-    processes may have some memory beyond the limit, so that the task can delete files.
+    `before`: bytes in files at the previous measurement. If files alone are beyond the target, and grew by at most
+    SMALL_GROWTH, then processes may have some memory beyond the limit, so that the task can delete files.
     """
     target = limit * TARGET
-    if target < memory.files <= before + limit * HARDLY:
+    if target < memory.files <= before + limit * SMALL_GROWTH:
         limit = target = memory.files + limit * (1 - TARGET)
     if memory.used <= limit:
         return []
@@ -44,4 +44,4 @@ def to_end(memory: SandboxMemory, limit: float, before: int) -> Sequence[Process
 
 def files_to_compare(files: int, limit: float, before: int) -> int:
     """Return the bytes in files with which the next measurement compares, so that small growths add up."""
-    return min(files, before) if limit * TARGET < files <= before + limit * HARDLY else files
+    return min(files, before) if limit * TARGET < files <= before + limit * SMALL_GROWTH else files

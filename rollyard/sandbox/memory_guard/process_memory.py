@@ -72,7 +72,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def sandbox_agent(launcher: int) -> int | None:
+def find_sandbox_agent(launcher: int) -> int | None:
     """Return the process that is process 1 of the sandbox; None if there is none below the launcher."""
     return next((pid for pid in descendants(launcher) if inside_pid(pid) == 1), None)
 
@@ -141,7 +141,7 @@ def own_devices() -> Set[str]:
 
 
 def measure(
-    agent: int,
+    sandbox_agent: int,
     sockets: Mapping[int, int] = NO_SOCKETS,
     without: Set[int] = frozenset(),
     segments: Mapping[int, int] = NO_SEGMENTS,
@@ -149,7 +149,7 @@ def measure(
     """Measure the sandbox of a sandbox agent. `sockets`: inode -> bytes. `without`: processes to leave out, because they
     are ending. Until they have ended, only sockets that another process has open count. `segments`: id of a System V
     segment -> bytes."""
-    statuses = {pid: _status(pid) for pid in descendants(agent) if pid not in without}
+    statuses = {pid: _status(pid) for pid in descendants(sandbox_agent) if pid not in without}
     seen = {pid: status for pid, status in statuses.items() if status is not None and not status.has_ended}
     opened = {pid: _OpenFiles(status.shown_at, sockets) for pid, status in seen.items()}
     if without:
@@ -162,7 +162,7 @@ def measure(
         private = _private(status, memory_files, unmapped) + status.page_tables
         used += private
         found.append(ProcessMemory(pid, status.inside_pid, status.name, private + opened[pid].bytes()))
-    files = tmpfs_bytes(agent) + sum(max(0, size) for size in unmapped.values())
+    files = tmpfs_bytes(sandbox_agent) + sum(max(0, size) for size in unmapped.values())
     return SandboxMemory(used + files, files, of_sockets, found)
 
 
@@ -177,10 +177,10 @@ def segment_bytes(listed: int) -> Mapping[int, int]:
     return {int(row[1]): int(row[14]) + int(row[15]) for row in rows}
 
 
-def glance(agent: int) -> SandboxMemory:
+def glance(sandbox_agent: int) -> SandboxMemory:
     """Measure the processes of a sandbox roughly, in the shortest time: no lock is taken that a growing process holds. A
     page counts for each process that has it."""
-    statuses = [(pid, _status(pid)) for pid in descendants(agent)]
+    statuses = [(pid, _status(pid)) for pid in descendants(sandbox_agent)]
     found = [
         ProcessMemory(pid, status.inside_pid, status.name, status.resident - status.of_files)
         for pid, status in statuses
@@ -189,10 +189,10 @@ def glance(agent: int) -> SandboxMemory:
     return SandboxMemory(sum(process.bytes for process in found), 0, 0, found)
 
 
-def still_ending(agent: int, killed: Set[int]) -> frozenset[int]:
+def still_ending(sandbox_agent: int, killed: Set[int]) -> frozenset[int]:
     """Return those of the killed processes of a sandbox that may still have memory. A process that has ended, and for which
     its parent does not wait, has none."""
-    there = killed & set(descendants(agent)) if killed else ()
+    there = killed & set(descendants(sandbox_agent)) if killed else ()
     return frozenset(pid for pid in there if (status := _status(pid)) is not None and not status.has_ended)
 
 

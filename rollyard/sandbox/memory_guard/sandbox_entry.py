@@ -28,13 +28,13 @@ class Entered:
     """Descriptor of the list of the sandbox's System V segments (proc(5)); None if the sandbox has the node's."""
 
 
-def enter(agent: int) -> Entered:
-    """Enter the namespaces. `agent`: process id of the sandbox agent. Raises OSError if the sandbox has ended or cannot be
+def enter(sandbox_agent: int) -> Entered:
+    """Enter the namespaces. `sandbox_agent`: its process id. Raises OSError if the sandbox has ended or cannot be
     entered."""
     with ExitStack() as stack:
         namespaces = {}
         for name in ("net", "ipc"):
-            found = os.open(f"/proc/{agent}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            found = os.open(f"/proc/{sandbox_agent}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, found)
             if os.fstat(found).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
                 namespaces[name] = found  # else it is the node's and not the sandbox's

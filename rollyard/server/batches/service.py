@@ -347,7 +347,7 @@ def _series(
         return new
     if (there.digest, there.dataset, there.seed) != (digest, dataset, seed):
         message = (
-            f"series {name!r} draws from another source or with another seed; give `series` another name to begin anew, "
+            f"series {name!r} draws from another source or with another seed; give `series` another name to start again, "
             "or send the source and seed of the series to go on"
         )
         raise Conflict(message, causes=[Cause("series", message)])

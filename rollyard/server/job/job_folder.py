@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from rollyard.core.lagging_files import read_when_complete
-from rollyard.slurm.base import BatchScript, Job, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobListing
 from rollyard.slurm.batch_script import JOB_PREFIX
 from rollyard.trust.secret_files import write_secret
 
@@ -70,9 +70,9 @@ class ServerJobFolder:
     def remove_script(self) -> None:
         self.script_file.unlink(missing_ok=True)
 
-    def live_jobs(self, snapshot: Snapshot) -> list[Job]:
+    def live_jobs(self, listing: JobListing) -> list[Job]:
         """The server's jobs that have not ended."""
-        return [job for job in snapshot.jobs.values() if job.name == self.name and not job.state.ended]
+        return [job for job in listing.jobs.values() if job.name == self.name and not job.state.ended]
 
     def last_log_line(self) -> str:
         """Last line of the log, cut to a length that can be displayed."""

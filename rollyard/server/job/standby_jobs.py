@@ -14,7 +14,7 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
 from rollyard.kinds.values.job_state import JobState
 from rollyard.server.job.job_folder import ServerJobFolder
-from rollyard.slurm.base import Driver, Snapshot
+from rollyard.slurm.base import Driver, JobListing
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 
 
 class StandbyKeeper:
-    """Submits missing standby jobs. `latest`: returns the shared snapshot of the queue; None while Slurm cannot be read."""
+    """Submits missing standby jobs. `latest`: returns the shared listing of the queue; None while Slurm cannot be read."""
 
     def __init__(
-        self, place: ServerJobFolder, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock
+        self, place: ServerJobFolder, driver: Driver, latest: Callable[[], JobListing | None], clock: Clock
     ) -> None:
         self._folder, self._driver, self._latest, self._clock = place, driver, latest, clock
         self._asked_at = float("-inf")
@@ -49,12 +49,12 @@ class StandbyKeeper:
 
     async def submit_missing(self) -> None:
         """Submit the missing standby jobs. Raises SlurmUnreachable, SubmitRefused."""
-        snapshot = self._latest()
-        # A snapshot that began before the last submit may lack the submitted job. The time is noted before the submit
+        listing = self._latest()
+        # A listing that began before the last submit may lack the submitted job. The time is noted before the submit
         # too, because a job may exist although the submit's answer was lost.
-        if snapshot is None or snapshot.taken_at <= self._asked_at:
+        if listing is None or listing.taken_at <= self._asked_at:
             return
-        waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))
+        waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(listing))
         for _ in range(STANDBY_JOBS - waiting):
             script = await asyncio.to_thread(self._folder.desired_script)
             if script is None:

@@ -127,7 +127,7 @@ def _check_free(place: ServerJobFolder) -> None:
 
 
 async def _live_jobs(place: ServerJobFolder, driver: Driver) -> list[Job]:
-    return place.live_jobs(await driver.snapshot())
+    return place.live_jobs(await driver.list_jobs())
 
 
 async def _wait_until_serving(place: ServerJobFolder, driver: Driver, report: Print) -> RunningServer:

@@ -16,7 +16,7 @@ from rollyard.core.errors import RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.history import LeaseChoice
 from rollyard.server.rollouts.image_hold import tried
 from rollyard.server.rollouts.leases import Leases
@@ -38,10 +38,10 @@ MAX_QUEUE_PAGES = 4
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
-def exclusive_limit(agents: int) -> int:
+def exclusive_limit(node_agents: int) -> int:
     """Return how many of a pool's node agents may be reserved for rollouts that must run alone. At least half of the
     node agents stay for other rollouts, unless the pool has only one."""
-    return max(1, agents // 2)
+    return max(1, node_agents // 2)
 
 
 def served_versions(endpoints: EndpointRegistry, pool: RolloutPool) -> ServedVersions:
@@ -52,7 +52,7 @@ def served_versions(endpoints: EndpointRegistry, pool: RolloutPool) -> ServedVer
 
 @dataclass(frozen=True, slots=True)
 class _GrantedLease:
-    agent: ConnectedAgent
+    node_agent: ConnectedNodeAgent
     record: RolloutRecord
     endpoints: dict[str, Endpoint]
 
@@ -81,11 +81,11 @@ class _Images:
 
 
 @dataclass(slots=True)
-class _AgentCapacity:
+class _NodeAgentCapacity:
     """A copy of a node agent's free capacity, made at the start of a round. The thread of the store's writer changes
     only the copy."""
 
-    agent: ConnectedAgent
+    node_agent: ConnectedNodeAgent
     free: dict[Stage, int]
     """Free capacity, by the stage with which a lease begins."""
     held: int
@@ -101,11 +101,11 @@ class _AgentCapacity:
     def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
         """Whether the node agent is not reserved, and has free capacity, a handler for this task kind, and enough
         walltime for the remaining stages."""
-        if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
+        if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.node_agent.kinds:
             return False
-        if self.agent.walltime_ends is None:
+        if self.node_agent.walltime_ends is None:
             return True
-        left = self.agent.walltime_ends - now - SPARE_SECONDS
+        left = self.node_agent.walltime_ends - now - SPARE_SECONDS
         pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
@@ -126,7 +126,7 @@ class Dispatcher:
         self,
         store: RolloutStore,
         clock: Clock,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         leases: Leases,
         endpoints: EndpointRegistry,
         choice: EndpointChoice,
@@ -134,7 +134,7 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._agents = agents
+        self._node_agents = node_agents
         self._leases = leases
         self._endpoints = endpoints
         self._choice = choice
@@ -159,7 +159,7 @@ class Dispatcher:
             await self._waker.pause(whole_round - loop.time())
             due, self._due = self._due, set()
             if loop.time() >= whole_round:  # a safety net: a missed wake delays a pool by RETRY_SECONDS at most
-                due |= {a.pool for a in self._agents.all()}
+                due |= {a.pool for a in self._node_agents.all()}
                 whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
                 try:
@@ -168,24 +168,24 @@ class Dispatcher:
                     log.warning("no rollouts handed out in pool %s/%s: %s", *pool, error)
 
     async def _dispatch(self, key: PoolKey) -> None:
-        taking = [a for a in self._agents.of_pool(key) if not a.draining]
-        agents = [a for a in taking if a.free_init > 0 or a.free_eval > 0]
-        if not agents:
+        taking = [a for a in self._node_agents.of_pool(key) if not a.draining]
+        node_agents = [a for a in taking if a.free_init > 0 or a.free_eval > 0]
+        if not node_agents:
             return
         pool = await self._pool(key)
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
         rooms = [
-            _AgentCapacity(a, {Stage.INIT: a.free_init, Stage.EVAL: a.free_eval}, self._leases.held_by(a.holder))
-            for a in agents
+            _NodeAgentCapacity(a, {Stage.INIT: a.free_init, Stage.EVAL: a.free_eval}, self._leases.held_by(a.holder))
+            for a in node_agents
             if not self._leases.has_exclusive(a.holder)
         ]
         alone = exclusive_limit(len(taking)) - sum(self._leases.has_exclusive(a.holder) for a in taking)
         served = served_versions(self._endpoints, pool)
         bursts = {name: self._choice.burst(key._replace(name=name)) for name in pool.spec.inference.values()}
         granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, bursts, served, alone))
-        for agent in agents:
-            own = [g for g in granted if g.agent is agent]
+        for agent in node_agents:
+            own = [g for g in granted if g.node_agent is agent]
             agent.free_eval -= sum(g.record.stage is Stage.EVAL for g in own)
             agent.free_init -= sum(g.record.stage is Stage.INIT for g in own)
             for g in own:
@@ -201,7 +201,7 @@ class Dispatcher:
         tx: Transaction,
         key: PoolKey,
         pool: RolloutPool,
-        rooms: list[_AgentCapacity],
+        rooms: list[_NodeAgentCapacity],
         bursts: Mapping[str, Burst],
         served: ServedVersions,
         alone: int,
@@ -213,13 +213,15 @@ class Dispatcher:
         images = _Images(default, set(due))
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served, alone, images)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
-        granted = [self._put(tx, record, room.agent, {}, now, choice) for record, room, choice in evals]
+        granted = [self._put(tx, record, room.node_agent, {}, now, choice) for record, room, choice in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
             mates: dict[str | None, Mapping[str, Endpoint]] = {}
             for record, room, choice in islice(matches(Stage.INIT), MAX_PER_GRANT):
                 allow = _allowed_versions(tx, record, served)
                 reasons: dict[str, str] = {}
-                endpoints = _endpoints(pool, record, room.agent, bursts, mates.get(record.group, {}), allow, reasons)
+                endpoints = _endpoints(
+                    pool, record, room.node_agent, bursts, mates.get(record.group, {}), allow, reasons
+                )
                 if endpoints is None and allow is None:
                     break  # a role has no ready endpoint with room, so no later record can be granted
                 if endpoints is None:
@@ -229,7 +231,7 @@ class Dispatcher:
                 if record.group is not None:
                     mates[record.group] = endpoints
                 choice = replace(choice, endpoints=reasons)
-                granted.append(self._put(tx, record, room.agent, endpoints, now, choice))
+                granted.append(self._put(tx, record, room.node_agent, endpoints, now, choice))
                 if (hold := due.get(images.of(record))) is not None:
                     tx.put_image_hold(tried(hold, now))
         ranks, latest = tx.queue_ranks(key), max((g.record.queue_rank for g in granted), default=0.0)
@@ -241,7 +243,7 @@ class Dispatcher:
     def _put(
         tx: Transaction,
         record: RolloutRecord,
-        agent: ConnectedAgent,
+        agent: ConnectedNodeAgent,
         endpoints: dict[str, Endpoint],
         now: float,
         choice: LeaseChoice,
@@ -256,7 +258,7 @@ class Dispatcher:
 def _endpoints(
     pool: RolloutPool,
     record: RolloutRecord,
-    agent: ConnectedAgent,
+    agent: ConnectedNodeAgent,
     bursts: Mapping[str, Burst],
     mate: Mapping[str, Endpoint],
     allow: Callable[[Endpoint], bool] | None,
@@ -297,20 +299,20 @@ def _match_queue(
     tx: Transaction,
     key: PoolKey,
     stages: Stages,
-    rooms: list[_AgentCapacity],
+    rooms: list[_NodeAgentCapacity],
     now: float,
     served: ServedVersions,
     alone: int,
     images: _Images,
     stage: Stage,
-) -> Iterator[tuple[RolloutRecord, _AgentCapacity, LeaseChoice]]:
+) -> Iterator[tuple[RolloutRecord, _NodeAgentCapacity, LeaseChoice]]:
     """Yield queued records in the order of the queue, each with a node agent for it and with the reason for the choice
     of this node agent. Reads at most MAX_QUEUE_PAGES pages of the queue. At most `alone` node agents are reserved."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]
         limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
-        kinds = {kind for r in takers for kind in r.agent.kinds}
+        kinds = {kind for r in takers for kind in r.node_agent.kinds}
         minima = served.minimum_versions if stage is Stage.INIT else None
         losses = SUSPECT_LOSSES if sum(r.reserved for r in rooms) >= alone else None
         page = tx.queued(
@@ -332,7 +334,7 @@ def _match_queue(
             if stage is Stage.INIT and not images.may_begin(record):
                 continue
             able = [r for r in takers if r.can_take(record, stages, now)]
-            ready = [r for r in able if images.of(record) in r.agent.ready_images]
+            ready = [r for r in able if images.of(record) in r.node_agent.ready_images]
             room = max(ready or able, key=lambda r: r.free[stage], default=None)
             if room is not None:
                 if stage is Stage.INIT:

@@ -13,7 +13,7 @@ from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS, failed, freed, pulling
 from rollyard.server.rollouts.lease_reports import held_record
 from rollyard.server.rollouts.record_changes import RecordChanges
@@ -50,21 +50,21 @@ class ImageHolds:
         self,
         rollouts: RolloutService,
         clock: Clock,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         pool: Callable[[PoolKey], Awaitable[RolloutPool]],
     ) -> None:
         self._rollouts = rollouts
-        self._agents = agents
+        self._node_agents = node_agents
         self._clock = clock
         self._pool = pool
         self.holds_changed = Signal[PoolKey]()
         """Signal: images of this pool failed, or are ready after a failure."""
 
-    async def hand_back(self, ref: LeaseRef, agent: ConnectedAgent, fault: ImageFault) -> None:
+    async def hand_back(self, ref: LeaseRef, agent: ConnectedNodeAgent, fault: ImageFault) -> None:
         """Take back a lease whose node agent does not have the image. If another node agent of the pool has it, or if too many
         images are held, only this rollout waits, and the image is not held. Raises Fenced, NotFound."""
         pool, holder_uid = agent.pool, agent.identity.uid
-        others = (other for other in self._agents.of_pool(pool) if other is not agent and not other.draining)
+        others = (other for other in self._node_agents.of_pool(pool) if other is not agent and not other.draining)
         elsewhere = any(fault.image in other.ready_images for other in others)
         about, now = await self._about(pool), self._clock.time()
 
@@ -93,7 +93,7 @@ class ImageHolds:
         if not fault.pulling:
             self.holds_changed.emit(pool)
 
-    async def report(self, agent: ConnectedAgent, changes: ImageChanges) -> None:
+    async def report(self, agent: ConnectedNodeAgent, changes: ImageChanges) -> None:
         """Store what a node agent found out about images. Their rollouts can be granted as soon as an image is ready."""
         ready = changes.ready[:MOST_READY]
         agent.ready_images -= set(changes.gone)

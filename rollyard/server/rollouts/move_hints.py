@@ -10,7 +10,7 @@ from __future__ import annotations
 from rollyard.core.clock import Clock
 from rollyard.core.telemetry import REPINS
 from rollyard.kinds.rollout import RolloutKey
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
@@ -24,16 +24,16 @@ the session's next turn."""
 
 
 class MoveHints:
-    def __init__(self, clock: Clock, agents: ConnectedAgents, leases: Leases) -> None:
+    def __init__(self, clock: Clock, node_agents: ConnectedNodeAgents, leases: Leases) -> None:
         self._clock = clock
-        self._agents = agents
+        self._node_agents = node_agents
         self._leases = leases
 
     def send(self, key: RolloutKey, endpoint: str, urgent: bool) -> bool:
         """Send a hint for each role that uses the endpoint. Return False, and send nothing, if no role uses it, if the
         rollout has no connected holder, or if the last hint to its lease is too recent. `urgent`: the endpoint is out."""
         lease, now = self._leases.get(key), self._clock.monotonic()
-        agent = self._agents.get(lease.holder) if lease is not None else None
+        agent = self._node_agents.get(lease.holder) if lease is not None else None
         if lease is None or agent is None or now - lease.hinted_at < (REPEAT_SECONDS if urgent else SETTLED_SECONDS):
             return False
         roles = [role for role, id in lease.endpoints.items() if id == endpoint]

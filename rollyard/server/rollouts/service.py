@@ -20,7 +20,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent, RolloutHistory
 from rollyard.server.rollouts.completion_rate import CompletionRate
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.history import history_of
 from rollyard.server.rollouts.lease_reports import (
     Report,
@@ -81,14 +81,14 @@ class RolloutService:
         self,
         store: RolloutStore,
         clock: Clock,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         leases: Leases,
         settle_groups: SettleGroups,
     ) -> None:
         """`settle_groups` is called at the end of each transaction that `transact` runs."""
         self._store = store
         self._clock = clock
-        self._agents = agents
+        self._node_agents = node_agents
         self.leases = leases
         self.completion_rate = CompletionRate(clock)
         self._settle_groups = settle_groups
@@ -373,7 +373,7 @@ class RolloutService:
                 case Requeued(at=at):
                     self.rollout_queued.emit(after.pool_key, at)
                 case StopHolder(holder=holder, fence=fence):
-                    agent = self._agents.get(holder)
+                    agent = self._node_agents.get(holder)
                     if agent is not None:
                         agent.send(Cancel(lease=LeaseRef(namespace=after.namespace, id=after.id, fence=fence)))
                 case Ended():

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import StageStatus
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 
 
 def stage_load(
-    queued: Mapping[Stage, int], in_flight: Mapping[Stage, int], agents: Iterable[ConnectedAgent]
+    queued: Mapping[Stage, int], in_flight: Mapping[Stage, int], node_agents: Iterable[ConnectedNodeAgent]
 ) -> dict[str, StageStatus]:
-    """Put a pool's queue, leases and stage workers together, by stage. `agents`: the pool's node agents."""
-    widths = [agent.widths for agent in agents]
+    """Put a pool's queue, leases and stage workers together, by stage. `node_agents`: the pool's node agents."""
+    widths = [agent.widths for agent in node_agents]
     return {
         stage.value: StageStatus(
             queued=queued.get(stage, 0),

@@ -14,7 +14,7 @@ from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import Stages
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.stage_widths import (
     History,
     StageLoad,
@@ -33,7 +33,7 @@ IDLE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class _AgentWidths:
+class _NodeAgentWidths:
     """Widths of one connection."""
 
     history: History
@@ -48,15 +48,15 @@ class StageResizer:
     def __init__(
         self,
         clock: Clock,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         queued: Callable[[PoolKey], Awaitable[dict[Stage, int]]],
         stages: Callable[[PoolKey], Awaitable[Stages]],
     ) -> None:
         self._clock = clock
-        self._agents = agents
+        self._node_agents = node_agents
         self._queued = queued
         self._stages = stages
-        self._sized: dict[PoolKey, dict[ConnectedAgent, _AgentWidths]] = {}
+        self._sized: dict[PoolKey, dict[ConnectedNodeAgent, _NodeAgentWidths]] = {}
         self._due: set[PoolKey] = set()
         self._waker = Waker()
 
@@ -69,7 +69,7 @@ class StageResizer:
         while True:
             await self._waker.pause(IDLE_SECONDS)
             # If no pool is due, the widths of all pools are computed, because an earlier attempt may have failed.
-            due = self._due or {a.pool for a in self._agents.all()}
+            due = self._due or {a.pool for a in self._node_agents.all()}
             self._due = set()
             for pool in due:
                 try:
@@ -82,13 +82,13 @@ class StageResizer:
 
     async def _resize(self, key: PoolKey) -> None:
         known = self._sized.pop(key, {})
-        agents = [a for a in self._agents.of_pool(key) if a.widths and a.capacity]
-        if not agents:
+        node_agents = [a for a in self._node_agents.of_pool(key) if a.widths and a.capacity]
+        if not node_agents:
             return
         stages, queued = await self._stages(key), await self._queued(key)
-        now, taking = self._clock.monotonic(), sum(not a.draining for a in agents)
+        now, taking = self._clock.monotonic(), sum(not a.draining for a in node_agents)
         expected = share_of_queue(queued, taking)
-        sized = self._sized[key] = {a: known.get(a) or _AgentWidths(initial(a.widths)) for a in agents}
+        sized = self._sized[key] = {a: known.get(a) or _NodeAgentWidths(initial(a.widths)) for a in node_agents}
         for agent, mine in sized.items():
             load = StageLoad(agent.in_hand, {} if agent.draining else expected)
             mine.history, widths = plan_widths(mine.history, load, stages, agent.capacity, now)

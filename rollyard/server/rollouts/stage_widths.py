@@ -62,9 +62,9 @@ class StageLoad:
         return self.in_hand.get(stage, 0) + self.queued.get(stage, 0)
 
 
-def share_of_queue(queued: Mapping[Stage, int], agents: int) -> dict[Stage, int]:
-    """Return the share of a pool's queue for one of `agents` node agents, rounded up."""
-    return {stage: -(-n // agents) for stage, n in queued.items()} if agents else {}
+def share_of_queue(queued: Mapping[Stage, int], node_agents: int) -> dict[Stage, int]:
+    """Return the share of a pool's queue for one of `node_agents` node agents, rounded up."""
+    return {stage: -(-n // node_agents) for stage, n in queued.items()} if node_agents else {}
 
 
 def initial(widths: Mapping[Stage, int]) -> History:

@@ -15,7 +15,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit, needed_seconds
 from rollyard.server.rollouts.pool_shortage import (
     PoolShortage,
@@ -67,10 +67,10 @@ class QueueView:
     supplies: Sequence[ModelSupply] = ()
     allocations: Sequence[Allocation] = ()
     """The RolloutPool's own allocations."""
-    agents: Sequence[ConnectedAgent] = ()
+    node_agents: Sequence[ConnectedNodeAgent] = ()
     """Node agents that are connected and not draining."""
     exclusive: int = 0
-    """Number of `agents` that are reserved for one rollout, because several node agents in a row were lost with it."""
+    """Number of `node_agents` that are reserved for one rollout, because several node agents in a row were lost with it."""
     served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
     """Group id -> versions, for groups whose rollouts must all have the same version."""
@@ -102,7 +102,7 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> Reas
     return Reason(PARKED, f"in RUN, its budget stands still: {why} (since {time_text(since)})")
 
 
-def explain_preparing(agent: ConnectedAgent) -> Reason | None:
+def explain_preparing(agent: ConnectedNodeAgent) -> Reason | None:
     """Return PREPARING and a sentence for rollouts in INIT on a node that makes something once; None if it makes nothing."""
     return Reason(PREPARING, f"node {agent.identity.node} {agent.preparing}") if agent.preparing else None
 
@@ -147,19 +147,19 @@ def _inference_suspended(record: RolloutRecord, view: QueueView) -> WaitReason |
 
 
 def _unknown_kind(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    sentence = unknown_kind(record.task_kind, view.name, view.agents)
+    sentence = unknown_kind(record.task_kind, view.name, view.node_agents)
     return WaitReason(sentence) if sentence is not None else None
 
 
-def unknown_kind(kind: str, pool: str, agents: Sequence[ConnectedAgent]) -> str | None:
+def unknown_kind(kind: str, pool: str, node_agents: Sequence[ConnectedNodeAgent]) -> str | None:
     """Return why no node agent of the pool can take this task kind.
 
     None if a node agent can take it or has not reported its task kinds yet, or if the pool has no node agent.
     """
-    if not agents or any(not a.kinds or kind in a.kinds for a in agents):
+    if not node_agents or any(not a.kinds or kind in a.kinds for a in node_agents):
         return None
-    known = ", ".join(sorted(set().union(*(a.kinds for a in agents))))
-    failed = next((a.failed_kinds[kind] for a in agents if kind in a.failed_kinds), None)
+    known = ", ".join(sorted(set().union(*(a.kinds for a in node_agents))))
+    failed = next((a.failed_kinds[kind] for a in node_agents if kind in a.failed_kinds), None)
     if failed is not None:
         return f"the node agents of RolloutPool {pool} cannot load the handler of task kind {kind!r}: {failed}"
     return (
@@ -226,7 +226,7 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
     for supply in _needed_supplies(record, view):
         if supply.pool is not None and not supply.ready:
             yield PoolShortage(supply.pool, active(supply.allocations), view.now)
-    if view.pool is not None and not view.agents:
+    if view.pool is not None and not view.node_agents:
         yield PoolShortage(view.pool, active(view.allocations), view.now)
 
 
@@ -236,7 +236,7 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
 def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     """Return a reason if each node agent's walltime is too short for the budgets of the remaining stages."""
     assert view.pool is not None
-    able = [a for a in view.agents if record.task_kind in a.kinds]
+    able = [a for a in view.node_agents if record.task_kind in a.kinds]
     ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
     if not ends or len(ends) < len(able):
         return None
@@ -284,14 +284,14 @@ def _needs_exclusive(record: RolloutRecord, view: QueueView) -> WaitReason | Non
     if not is_suspect(record):
         return None
     sentence = f"{record.losses} node agents in a row were lost with it, so it waits for one without other work"
-    agents, limit = len(view.agents), exclusive_limit(len(view.agents))
+    node_agents, limit = len(view.node_agents), exclusive_limit(len(view.node_agents))
     if view.exclusive >= limit:
-        sentence += f"; {view.exclusive} of {agents} node agents have such a rollout, and at most {limit} may"
+        sentence += f"; {view.exclusive} of {node_agents} node agents have such a rollout, and at most {limit} may"
     return WaitReason(sentence)
 
 
 def _in_queue(record: RolloutRecord, view: QueueView) -> WaitReason:
-    places, agents = view.places.get(record.stage, {}), len(view.agents)
+    places, node_agents = view.places.get(record.stage, {}), len(view.node_agents)
     before, stage = places.get(record.seq), record.stage.value
     if before is None and len(places) >= LOOK_AHEAD_RECORDS:
         return WaitReason(
@@ -299,10 +299,12 @@ def _in_queue(record: RolloutRecord, view: QueueView) -> WaitReason:
         )
     if before:
         return WaitReason(f"{before} rollouts for {stage} are before it in RolloutPool {view.name}")
-    if before is None or any((a.free_eval if record.stage is Stage.EVAL else a.free_init) > 0 for a in view.agents):
+    if before is None or any(
+        (a.free_eval if record.stage is Stage.EVAL else a.free_init) > 0 for a in view.node_agents
+    ):
         return WaitReason("it is next and starts in a moment")
     return WaitReason(
-        f"it is next, but all {stage} places of the {agents} node agents of RolloutPool {view.name} are busy"
+        f"it is next, but all {stage} places of the {node_agents} node agents of RolloutPool {view.name} are busy"
     )
 
 

@@ -87,7 +87,7 @@ class ObjectStore:
         `kind`: only changes of this kind; None for all kinds. A caller may cancel its wait for the next change and wait
         again; no change is lost.
 
-        Raises BadRequest if `since` is no resourceVersion. Raises Expired if the changes after `since` are no longer
+        Raises BadRequest if `since` is not a resourceVersion. Raises Expired if the changes after `since` are no longer
         kept, or if `since` is newer than the last change. Raises Unavailable if the store is closed. The iterator can
         raise Expired and Unavailable as well.
         """

@@ -70,7 +70,7 @@ def _count_tasks(fields: Fields) -> None:
     """Set the field `tasks` as sbatch does.
 
     Without this field Slurm would assume one task for the whole job, and would allocate CPUs for one task only. Raises
-    ValueError if a number is no number.
+    ValueError if a text that should be a number is not one.
     """
     fewest, _, most = str(fields.get("nodes", "")).partition("-")
     if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):

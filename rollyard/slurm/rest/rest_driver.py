@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, Site, Snapshot
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobListing, Site
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.refusal import read_refusal
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
@@ -60,7 +60,7 @@ class RestDriver:
         self._last: tuple[int, Mapping[str, Job]] | None = None
         """Time of the queue's last change (by slurmctld's clock), and our jobs at that time."""
 
-    async def snapshot(self) -> Snapshot:
+    async def list_jobs(self) -> JobListing:
         taken_at = time.time()
         codec = (await self._negotiate()).codec
         last, user = self._last, await self._link.user()
@@ -73,10 +73,10 @@ class RestDriver:
             raise self._why_silent(found.errors)
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
-            return Snapshot(taken_at, found.jobs)
+            return JobListing(taken_at, found.jobs)
         if last is None:  # only a query with `update_time` can be answered with the time 0
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
-        return Snapshot(taken_at, last[1])
+        return JobListing(taken_at, last[1])
 
     async def submit(self, script: BatchScript) -> list[str]:
         codec = (await self._negotiate()).codec

@@ -130,7 +130,7 @@ def _interval(text: str) -> Form | None:
 
 
 def _reals_without(points: str) -> tuple[Form, ...]:
-    """Return the intervals between the given points; empty if a point is no plain number."""
+    """Return the intervals between the given points; empty if a point is not a plain number."""
     numbers = [
         (found.value, text.strip()) for text in split_at(points, ",") if (found := numeral(text.strip())) is not None
     ]

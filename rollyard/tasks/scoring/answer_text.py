@@ -142,7 +142,7 @@ def bare_text(text: str) -> str:
 
 def choices(text: str) -> frozenset[str]:
     """Return the letters that a normalized text chooses, as `B`, `(B) 12`, `B. 12`, `Option B`, or `B, D` and `BD`; empty if
-    it is no choice."""
+    it is not a choice."""
     bare = bare_text(text)
     if (
         re.fullmatch(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+", bare)

@@ -89,7 +89,7 @@ def _value(call: str, line: bytes) -> Any:
         _raise_error(found[index])
         value = _decoded(found[index])
         if isinstance(value, _Opaque):
-            raise _NoValue(f"the value of {_cut(parts.expressions[index])} is no plain data: {_SHORT.repr(value)}")
+            raise _NoValue(f"the value of {_cut(parts.expressions[index])} is not plain data: {_SHORT.repr(value)}")
         return value
 
     try:

@@ -95,7 +95,7 @@ def why_wrong(reference: str, answer: str) -> str:
             return f"the answer {_cut(answer)} has another unit than {_cut(reference)}"
         number, found = (_number(value, False) if (value := equation(text)[1]) else None for text in (wanted, given))
         if number is not None and found is None:
-            return f"the answer {_cut(answer)} is no calculated number, but {_cut(reference)} is"
+            return f"the answer {_cut(answer)} is not a calculated number, but {_cut(reference)} is"
         if number is not None and found is not None and number.value == found.value:
             return f"the answer {_cut(answer)} is not fully calculated"
     return f"the answer {_cut(answer)} is not equal to {_cut(reference)}"

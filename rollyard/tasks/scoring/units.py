@@ -54,7 +54,7 @@ _NO_NOUNS = _words(
     negative positive
     """
 )
-"""Words that change the number, join numbers, stand for a number, or say that the answer is no plain quantity."""
+"""Words that change the number, join numbers, stand for a number, or say that the answer is not a plain quantity."""
 _CURRENCIES = {r"\$": "$", "€": "€", "£": "£", "¥": "¥", "₹": "₹", r"\euro": "€", r"\pounds": "£", r"\yen": "¥"}
 _MARKS = {**_CURRENCIES, "''": "in", "'": "ft"}
 _FIRST = re.compile(r"(?P<currency>" + "|".join(map(re.escape, _CURRENCIES)) + r")\s*(?P<number>.*)", re.DOTALL)

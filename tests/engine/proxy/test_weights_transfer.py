@@ -169,10 +169,10 @@ async def test_weights_that_are_not_those_of_the_folder_are_found(
     await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)))
 
 
-class Unstaged(EmbeddedControl):
+class Unbuffered(EmbeddedControl):
     """As vLLM: what has begun has touched the weights."""
 
-    stages_transfers = False
+    buffers_transfers = False
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ class Unstaged(EmbeddedControl):
     [
         (EmbeddedControl, False),
         pytest.param(EmbeddedControl, True, marks=pytest.mark.long),
-        pytest.param(Unstaged, False, marks=pytest.mark.long),
-        (Unstaged, True),
+        pytest.param(Unbuffered, False, marks=pytest.mark.long),
+        (Unbuffered, True),
     ],
 )
 async def test_a_trainer_that_falls_silent_is_not_waited_for(
@@ -199,7 +199,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
                 assert (await call(made, "/update_weights", parts_of(other_dir)[0]))[0] == 200
             monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
             await done(made, "v2")
-        anew = begun and not control.stages_transfers
+        anew = begun and not control.buffers_transfers
         assert "TransferLost: the trainer was silent" in made.weights.report.note
         assert made.supervisor.life == (2 if anew else 1)
         assert list(dict.fromkeys(stream.result().versions)) == ([old] if anew else [old, "v2"])

@@ -193,7 +193,7 @@ TABLE: list[Row] = [
 @pytest.mark.parametrize(("state", "fact", "then", "fields"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_the_table(state: UpdateState, fact: Fact, then: str, fields: dict[str, Any]) -> None:
     after, commands = next_step(state, fact)
-    assert " ".join([f"{after.stage}:", *commands]) == then
+    assert " ".join([f"{after.step}:", *commands]) == then
     assert {name: getattr(after, name) for name in fields} == fields
 
 
@@ -212,9 +212,9 @@ def test_a_process_that_is_gone_leaves_the_old_weights_and_the_target_is_tried_a
     state, closed = next_step(during(stage, "Transfer" if stage == "Transferring" else "Reload"), ProcessBegan(2))
     assert (state.proven, state.report.version, closed) == (False, "", ("CloseEntry",))
     state, commands = next_step(state, CHANGES[stage] if fact != "Lost" else LOST)
-    assert (state.stage, commands, state.error, state.served) == ("Waiting", (), "", OLD)
+    assert (state.step, commands, state.error, state.served) == ("Waiting", (), "", OLD)
     state, commands = next_step(state, Observed(9, True))
-    assert (state.stage, commands, state.at_work) == ("Loading", ("Load",), OLD)
+    assert (state.step, commands, state.at_work) == ("Loading", ("Load",), OLD)
 
 
 # random worlds

@@ -378,7 +378,7 @@ async def test_a_bad_folder_fails_its_own_update_and_the_next_update_begins_at_o
         (slow / f"{number}.bin").touch()
         os.truncate(slow / f"{number}.bin", (1 << 30) - 1)
     made.weights.set_target(WeightsTarget(version="slow", path=str(slow)))
-    await made.until(lambda: made.weights._state.stage == "Reading")
+    await made.until(lambda: made.weights._state.step == "Reading")
     await made.order(WeightsTarget(version="v2", path=str(other_dir)))
     assert (made.weights.report.version, made.supervisor.life) == ("v2", 1)
 

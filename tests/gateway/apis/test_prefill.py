@@ -62,7 +62,7 @@ async def test_a_turn_goes_on_from_what_the_caller_put_there(
         sampled = [*template.encode(" is 12."), template.stop_ids[0]]
         assert upstream.prompts[1][: len(upstream.prompts[0]) + len(sampled)] == [*upstream.prompts[0], *sampled]
         assert session.breaks() == {}
-        assert segment.prompt_length == len(upstream.prompts[0]), "the lead is no token of the policy's"
+        assert segment.prompt_length == len(upstream.prompts[0]), "the lead is not a token of the policy's"
         assert segment.loss_mask[: segment.prompt_length] == [0] * segment.prompt_length
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in turns)
         assert turns[0].text == " is 12."
@@ -89,7 +89,7 @@ async def test_openais_chat_goes_on_where_the_caller_says_so(
         session = gateway.sessions["s1"]
         (segment,) = session.segments()
         assert session.breaks() == {}
-        assert segment.prompt_length == len(upstream.prompts[0]), "the lead is no token of the policy's"
+        assert segment.prompt_length == len(upstream.prompts[0]), "the lead is not a token of the policy's"
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in session.turns())
 
 

@@ -10,7 +10,7 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.store.writer import Writer
 from tests.server.batches.conftest import Site
 from tests.support import make
@@ -22,10 +22,10 @@ async def slots(site: Site, id: str) -> int:
     return found[0].slots
 
 
-def connect(site: Site, **widths: int) -> ConnectedAgent:
-    agent = ConnectedAgent(make.identity(), make_key(), lambda message: None, expel=lambda: None)
+def connect(site: Site, **widths: int) -> ConnectedNodeAgent:
+    agent = ConnectedNodeAgent(make.identity(), make_key(), lambda message: None, expel=lambda: None)
     agent.widths = {Stage[name]: width for name, width in widths.items()}
-    site.parts.agents.connect(agent)
+    site.parts.node_agents.connect(agent)
     return agent
 
 
@@ -47,7 +47,7 @@ async def test_running_batches_share_the_slots_of_their_pool(site: Site) -> None
     await site.create(id="c", dataset={"name": "d"}, target=5, weight=4)
     await keeper.tick()
     assert [await slots(site, id) for id in "abc"] == [2, 2, 8]
-    site.parts.agents.disconnect(agent)
+    site.parts.node_agents.disconnect(agent)
     await keeper.tick()
     view = await site.view("a")
     assert view.waiting == "no node agent of pool swe is connected; see `rollyard describe rolloutpool swe`"

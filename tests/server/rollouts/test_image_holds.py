@@ -216,8 +216,8 @@ async def test_with_too_many_held_images_the_others_are_not_tried_without_end(
 async def test_a_node_that_has_the_image_is_preferred(yard: Yard) -> None:
     has, roomy = yard.node("u1"), yard.node("u2")
     await yard.parts.images.report(has.agent, ImageChanges(ready=[GOOD]))
-    yard.agents.request_capacity(roomy.agent, capacity(8))
-    yard.agents.request_capacity(has.agent, capacity(2))
+    yard.node_agents.request_capacity(roomy.agent, capacity(8))
+    yard.node_agents.request_capacity(has.agent, capacity(2))
     await submit(yard, *(request(f"g-{i}", GOOD) for i in range(3)), request("plain"))
     await dispatched(yard)
     assert [lease.id for lease in has.leases] == ["g-0", "g-1"]
@@ -230,7 +230,7 @@ def capacity(init: int) -> CapacityRequest:
     return CapacityRequest(init=init, kinds=["math"])
 
 
-def staged(node: Node) -> list[list[str]]:
+def prefetched(node: Node) -> list[list[str]]:
     return [message.images for message in node.sent if isinstance(message, StageImages)]
 
 
@@ -240,11 +240,11 @@ async def test_node_agents_are_told_the_images_of_the_queue_without_those_that_a
     assert await granted(yard, node, 1) == ["bad"]
     await give_back(yard, node, "bad")
     for _ in range(2):
-        await yard.parts.image_stager.stage(KEY)
-    assert staged(node) == [[GOOD]], "once"
+        await yard.parts.image_prefetcher.prefetch(KEY)
+    assert prefetched(node) == [[GOOD]], "once"
     (hold,) = await holds(yard)
     yard.clock.turn(hold.until - yard.clock.time() + 0.01)
-    await yard.parts.image_stager.stage(KEY)
+    await yard.parts.image_prefetcher.prefetch(KEY)
     await yard.parts.images.report(node.agent, ImageChanges(ready=[GOOD]))
-    await yard.parts.image_stager.stage(KEY)
-    assert staged(node)[1:] == [[BAD, GOOD], [BAD]]
+    await yard.parts.image_prefetcher.prefetch(KEY)
+    assert prefetched(node)[1:] == [[BAD, GOOD], [BAD]]

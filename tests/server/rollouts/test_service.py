@@ -25,7 +25,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.server.rollouts.move_hints import REPEAT_SECONDS, MoveHints
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES
@@ -68,7 +68,7 @@ def identity(uid: str) -> Identity:
 class Node:
     """A node agent's side of a connection: what it was sent, and what it holds."""
 
-    agent: ConnectedAgent
+    agent: ConnectedNodeAgent
     sent: list[ToNode] = field(default_factory=list)
 
     @property
@@ -81,7 +81,7 @@ class Yard:
 
     def __init__(self, parts: Parts, store: Store, clock: ManualClock) -> None:
         self.parts, self.store, self.clock = parts, store, clock
-        self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
+        self.node_agents, self.leases, self.endpoints = parts.node_agents, parts.leases, parts.endpoints
         self.rollouts, self.dispatcher = parts.rollouts, parts.dispatcher
         self.choice, self.sessions = parts.choice, parts.session_index
         self.pool = make.rollout_pool()
@@ -101,12 +101,14 @@ class Yard:
     def node(self, uid: str = "u1", *, init: int = 0, eval: int = 0, kinds: tuple[str, ...] = ("math",)) -> Node:
         """A node agent connects and asks for work."""
         sent: list[ToNode] = []
-        agent = ConnectedAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds), expel=lambda: None)
-        self.agents.connect(agent)
+        agent = ConnectedNodeAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds), expel=lambda: None)
+        self.node_agents.connect(agent)
         return Node(agent, sent)
 
     def wants(self, node: Node, init: int = 0, eval: int = 0) -> None:
-        self.agents.request_capacity(node.agent, CapacityRequest(init=init, eval=eval, kinds=sorted(node.agent.kinds)))
+        self.node_agents.request_capacity(
+            node.agent, CapacityRequest(init=init, eval=eval, kinds=sorted(node.agent.kinds))
+        )
 
     def engine(self, name: str) -> None:
         """A model server registers and says that it is healthy."""
@@ -389,7 +391,7 @@ async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard,
 async def test_the_end_of_an_allocation_takes_its_leases_back(yard: Yard) -> None:
     await yard.leased(yard.node("u1"), "a")
     kept = await yard.leased(yard.node("u2"), "b")
-    yard.agents.disconnect(yard.agents.all()[0])
+    yard.node_agents.disconnect(yard.node_agents.all()[0])
     await yard.rollouts.lose_allocation("u1")
     assert (await status_of(yard, "a"))[0] is Status.QUEUED
     assert (await status_of(yard, kept.id))[0] is Status.RUNNING
@@ -402,7 +404,7 @@ async def test_what_waits_is_cancelled_at_once(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("a")])
     ended = await yard.rollouts.cancel("default", "a")
     assert (ended.status, ended.reward, ended.cursor) == (Status.CANCELLED, None, 1)
-    assert await yard.rollouts.cancel("default", "a") == ended, "again is no error"
+    assert await yard.rollouts.cancel("default", "a") == ended, "again is not an error"
     with pytest.raises(NotFound):
         await yard.rollouts.cancel("default", "none")
     assert yard.node(init=1).leases == []
@@ -578,7 +580,7 @@ async def test_a_rollout_that_left_the_endpoint_meanwhile_gets_no_hint(yard: Yar
     await yard.rollouts.submit("default", [request("r")])
     node = yard.node(init=1)
     await until(lambda: len(node.leases) == 1)
-    hints, key = MoveHints(yard.clock, yard.parts.agents, yard.leases), RolloutKey("default", "r")
+    hints, key = MoveHints(yard.clock, yard.parts.node_agents, yard.leases), RolloutKey("default", "r")
     assert not hints.send(key, "e2", urgent=False)
     assert hints.send(key, "e1", urgent=False), "the refused hint does not count as the last one"
     assert [m.role for m in node.sent if isinstance(m, RechooseEndpoint)] == ["policy"]
@@ -660,7 +662,7 @@ async def test_a_history_says_why_a_lease_went_there_and_when_its_holder_began_t
 async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("g", n=2)])
     unable, draining = yard.node("u1", init=5, kinds=("code",)), yard.node("u2")
-    yard.agents.drain("u2")
+    yard.node_agents.drain("u2")
     assert [type(m) for m in draining.sent] == [Drain]
     yard.wants(draining, init=5)
     able = yard.node("u3", init=5)
@@ -696,8 +698,8 @@ async def run_all(yard: Yard) -> None:
 async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
     code = {"kind": "code", "problem": "?", "answer": "1"}
     await yard.rollouts.submit("default", [request("code", n=MAX_PER_GRANT + 1, task=code), request("math")])
-    yard.agents.connect(
-        ConnectedAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"}), expel=lambda: None)
+    yard.node_agents.connect(
+        ConnectedNodeAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"}), expel=lambda: None)
     )
     math = yard.node("u2", init=1)
     await until(lambda: bool(math.leases))
@@ -705,7 +707,7 @@ async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
 
 async def test_what_outlasts_a_walltime_holds_up_nothing_that_does_not(yard: Yard) -> None:
     node = yard.node()
-    yard.agents.set_walltime_end("u1", yard.clock.time() + 60)
+    yard.node_agents.set_walltime_end("u1", yard.clock.time() + 60)
     tight = {"init_seconds": 10, "run_seconds": 20, "eval_seconds": 10}
     await yard.rollouts.submit("default", [request("long", n=MAX_PER_GRANT + 1), request("short", budgets=tight)])
     yard.wants(node, init=1)
@@ -716,13 +718,13 @@ async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) 
     whole = yard.pool.spec.budget_seconds
     short, long = yard.node("u1", init=4), yard.node("u2", init=1)
     now = yard.clock.time()
-    yard.agents.set_walltime_end("u1", now + whole - 1)
-    yard.agents.set_walltime_end("u2", now + whole + 60)
+    yard.node_agents.set_walltime_end("u1", now + whole - 1)
+    yard.node_agents.set_walltime_end("u2", now + whole + 60)
     tight = {"init_seconds": 10, "run_seconds": 20, "eval_seconds": 10}
     await yard.rollouts.submit("default", [request("a"), request("b"), request("c", budgets=tight)])
     await until(lambda: len(long.leases) == 1 and len(short.leases) == 1)
     assert [lease.id for lease in short.leases] == ["c"], "its own budgets are tighter than the pool's"
-    yard.agents.set_walltime_end("u2", now + whole + 600)
+    yard.node_agents.set_walltime_end("u2", now + whole + 600)
     yard.wants(long, init=1)
     await until(lambda: len(long.leases) == 2)
     assert {lease.id for lease in long.leases} == {"a", "b"}
@@ -772,7 +774,7 @@ async def test_the_dispatcher_can_be_ended_at_the_moment_it_is_woken(yard: Yard)
     dispatcher = Dispatcher(
         yard.store.rollouts,
         yard.clock,
-        yard.agents,
+        yard.node_agents,
         yard.leases,
         yard.endpoints,
         yard.parts.choice,

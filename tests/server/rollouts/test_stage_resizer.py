@@ -12,7 +12,7 @@ from rollyard.core.clock import SystemClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.store.store import Store
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
@@ -36,9 +36,9 @@ class Server:
     """A server of which the resizer runs, and its RolloutPool."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts, self.agents = parts, parts.agents
+        self.parts, self.node_agents = parts, parts.node_agents
 
-    def connect(self, uid: str, *, places: int = 16) -> tuple[ConnectedAgent, list[dict[str, int]]]:
+    def connect(self, uid: str, *, places: int = 16) -> tuple[ConnectedNodeAgent, list[dict[str, int]]]:
         """A node agent, and what it is asked for."""
         asked: list[dict[str, int]] = []
 
@@ -47,8 +47,8 @@ class Server:
                 asked.append(message.widths)
 
         agent = make.agent(KEY, uid, hear, capacity=places)
-        self.agents.connect(agent)
-        self.agents.heartbeat(agent, [], AT_REST)
+        self.node_agents.connect(agent)
+        self.node_agents.heartbeat(agent, [], AT_REST)
         return agent, asked
 
     async def submit(self, n: int) -> None:
@@ -75,10 +75,10 @@ async def test_a_queue_is_shared_by_those_that_may_take_of_it(server: Server) ->
     second, second_asked = server.connect("u2")
     third, third_asked = server.connect("u3")
     await until(lambda: first == second_asked == third_asked == [AT_REST])
-    server.agents.drain(third.identity.uid)
+    server.node_agents.drain(third.identity.uid)
     await server.submit(8)
     await until(lambda: first[1:] == second_asked[1:] == [{"INIT": 4, "RUN": 4, "EVAL": 2}])
-    server.agents.heartbeat(second, held(Stage.EVAL, 9), AT_REST)
+    server.node_agents.heartbeat(second, held(Stage.EVAL, 9), AT_REST)
     await until(lambda: second_asked[2:] == [{"INIT": 4, "RUN": 4, "EVAL": 8}])
     assert third_asked == [AT_REST], "it takes nothing new"
 
@@ -88,15 +88,15 @@ async def test_widths_that_nothing_needs_are_taken_back_without_a_further_word(
 ) -> None:
     monkeypatch.setattr("rollyard.server.rollouts.stage_widths.HOLD_SECONDS", 0.3)
     agent, asked = server.connect("u1")
-    server.agents.heartbeat(agent, held(Stage.RUN, 6), AT_REST)
+    server.node_agents.heartbeat(agent, held(Stage.RUN, 6), AT_REST)
     await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 6, "EVAL": 2}])
-    server.agents.heartbeat(agent, [], {"INIT": 2, "RUN": 6, "EVAL": 2})
+    server.node_agents.heartbeat(agent, [], {"INIT": 2, "RUN": 6, "EVAL": 2})
     await until(lambda: asked[-1] == AT_REST)
 
 
 async def test_one_that_does_not_answer_is_told_once(server: Server) -> None:
     agent, asked = server.connect("u1")
-    server.agents.heartbeat(agent, held(Stage.EVAL, 5), AT_REST)
+    server.node_agents.heartbeat(agent, held(Stage.EVAL, 5), AT_REST)
     await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 4, "EVAL": 5}])
     told = len(asked)
     for uid in ("u2", "u3", "u4"):
@@ -114,14 +114,14 @@ async def test_an_allocation_of_unknown_size_is_left_alone(server: Server) -> No
 
 def test_room_is_not_given_away_twice() -> None:
     """A word said before the last grant arrived counts the same room again."""
-    agents = ConnectedAgents(SystemClock())
+    node_agents = ConnectedNodeAgents(SystemClock())
     agent = make.agent(KEY)
-    agents.connect(agent)
-    agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
+    node_agents.connect(agent)
+    node_agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
     agent.free_init, agent.grants = 0, 1  # as the dispatcher does
-    agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
+    node_agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
     assert agent.free_init == 0
-    agents.request_capacity(agent, CapacityRequest(init=1, grants=1))
+    node_agents.request_capacity(agent, CapacityRequest(init=1, grants=1))
     assert agent.free_init == 1
-    agents.request_capacity(agent, CapacityRequest(init=3))
+    node_agents.request_capacity(agent, CapacityRequest(init=3))
     assert agent.free_init == 3, "one that does not count is believed"

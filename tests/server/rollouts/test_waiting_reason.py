@@ -14,7 +14,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.new_rollouts import expand
 from rollyard.server.rollouts.waiting_reason import (
     LOOK_AHEAD_RECORDS,
@@ -63,7 +63,7 @@ def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocatio
     return make.allocation(name, pool=pool, created=AT, **status)
 
 
-def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> ConnectedAgent:
+def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> ConnectedNodeAgent:
     free = {"free_init": init, "free_eval": eval}
     made = make.agent(PoolKey("default", "swe"), kinds=frozenset(kinds), failed_kinds=failed, **free)
     made.walltime_ends = ends
@@ -83,13 +83,13 @@ SERVING = ModelSupply("policy", "policy", inference_pool(), ready=1, count_with_
 
 def view(**more: Any) -> QueueView:
     """All is well, unless a test says otherwise."""
-    given = {"pool": rollout_pool(), "supplies": [SERVING], "agents": [agent("code", "math", ends=NOW + 1e6)]}
+    given = {"pool": rollout_pool(), "supplies": [SERVING], "node_agents": [agent("code", "math", ends=NOW + 1e6)]}
     return QueueView(**({"name": "swe", "now": NOW, "places": {Stage.INIT: {7: 0}}} | given | more))
 
 
 def lacking(status: dict[str, Any] | None = None, *allocations: Allocation, **spec: Any) -> dict[str, Any]:
     """A RolloutPool without a node agent."""
-    return {"agents": [], "pool": rollout_pool(status, **spec), "allocations": list(allocations)}
+    return {"node_agents": [], "pool": rollout_pool(status, **spec), "allocations": list(allocations)}
 
 
 def unserved(status: dict[str, Any] | None = None, *allocations: Allocation, **spec: Any) -> dict[str, Any]:
@@ -121,12 +121,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"InferencePool policy is suspended; `rollyard resume ip/policy` resumes it {SINCE_AT}",
     ),
     (
-        "UnknownTaskKind", {}, {"agents": [agent("code"), agent("code", "stem")]},
+        "UnknownTaskKind", {}, {"node_agents": [agent("code"), agent("code", "stem")]},
         "no node agent of RolloutPool swe has a handler for task kind 'math'; they have code, stem. "
         f"Install it in their Python, then restart them: `rollyard suspend rp/swe` and `rollyard resume rp/swe` {SINCE_QUEUED}",
     ),
     (
-        "UnknownTaskKind", {}, {"agents": [agent("code", math="ImportError: no such name")]},
+        "UnknownTaskKind", {}, {"node_agents": [agent("code", math="ImportError: no such name")]},
         "the node agents of RolloutPool swe cannot load the handler of task kind 'math': "
         f"ImportError: no such name {SINCE_QUEUED}",
     ),
@@ -207,14 +207,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         "WalltimeTooShort", {"budgets": {"init_seconds": 50, "run_seconds": 500, "eval_seconds": 50}},
-        {"agents": [agent("math", ends=NOW + 300), agent("math", ends=NOW + 200)]},
+        {"node_agents": [agent("math", ends=NOW + 300), agent("math", ends=NOW + 200)]},
         "its budgets need 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
         "no successor is submitted yet (since 2026-01-01 11:54:55 UTC)",
     ),
     (
         "WalltimeTooShort", {"budgets": {"init_seconds": 50, "run_seconds": 500, "eval_seconds": 50}},
         {
-            "agents": [agent("math", ends=NOW + 300)],
+            "node_agents": [agent("math", ends=NOW + 300)],
             "allocations": [allocation("old", ready=True, **RUNNING), allocation("new", reason="Resources", **PENDING)],
         },
         "its budgets need 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
@@ -237,7 +237,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"3 node agents in a row were lost with it, so it waits for one without other work {SINCE_QUEUED}",
     ),
     (
-        "NodeAgentForItself", {"losses": 3}, {"agents": [agent("math")] * 5, "exclusive": 2},
+        "NodeAgentForItself", {"losses": 3}, {"node_agents": [agent("math")] * 5, "exclusive": 2},
         "3 node agents in a row were lost with it, so it waits for one without other work; "
         f"2 of 5 node agents have such a rollout, and at most 2 may {SINCE_QUEUED}",
     ),
@@ -264,10 +264,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"more than 10000 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}",
     ),
     (
-        "InQueue", {}, {"places": {Stage.EVAL: LOOKED_AT}, "agents": [agent("math", init=1)]},
+        "InQueue", {}, {"places": {Stage.EVAL: LOOKED_AT}, "node_agents": [agent("math", init=1)]},
         f"it is next and starts in a moment {SINCE_QUEUED}",
     ),
-    ("InQueue", {}, {"agents": [agent("math", init=1)]}, f"it is next and starts in a moment {SINCE_QUEUED}"),
+    ("InQueue", {}, {"node_agents": [agent("math", init=1)]}, f"it is next and starts in a moment {SINCE_QUEUED}"),
     ("InQueue", {}, {}, f"it is next, but all INIT places of the 1 node agents of RolloutPool swe are busy {SINCE_QUEUED}"),
 ]  # fmt: skip
 
@@ -295,7 +295,7 @@ def test_scoring_waits_for_no_model_server() -> None:
 
 
 def test_a_node_agent_that_has_not_said_its_kinds_may_know_this_one() -> None:
-    found = explain(record(), view(agents=[agent("code"), agent()]))
+    found = explain(record(), view(node_agents=[agent("code"), agent()]))
     assert found is not None
     assert found.word == "InQueue"
 

@@ -13,7 +13,7 @@ from rollyard.core.clock import SystemClock
 from rollyard.core.errors import Expired, Fenced, Unavailable
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.server.batches.settlement import Settlements
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.session_index import SessionIndex
@@ -69,7 +69,7 @@ async def test_an_epoch_that_others_were_told_of_is_not_told_again(tmp_path: Pat
 
 def rollouts_of(store: Store, clock: SystemClock) -> RolloutService:
     leases = Leases(clock, 15, SessionIndex())
-    return RolloutService(store.rollouts, clock, ConnectedAgents(clock), leases, Settlements().settle_ended)
+    return RolloutService(store.rollouts, clock, ConnectedNodeAgents(clock), leases, Settlements().settle_ended)
 
 
 async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path) -> None:

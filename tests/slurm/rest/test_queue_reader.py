@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.base import Snapshot
+from rollyard.slurm.base import JobListing
 from rollyard.slurm.process_identity import start_time
 from rollyard.slurm.rest import queue_reader
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
@@ -101,12 +101,12 @@ def children(parent: int | None = None) -> list[int]:
 
 async def test_a_large_queue_is_read_by_one_child_and_a_small_one_by_none(restd: Restd, driver: RestDriver) -> None:
     restd.body = SMALL
-    small = (await driver.snapshot()).jobs
+    small = (await driver.list_jobs()).jobs
     assert children() == []
     restd.body = LARGE
-    assert (await driver.snapshot()).jobs == small
+    assert (await driver.list_jobs()).jobs == small
     [child] = children()
-    assert list(small) == list((await driver.snapshot()).jobs) == ["7"]
+    assert list(small) == list((await driver.list_jobs()).jobs) == ["7"]
     assert children() == [child]
 
 
@@ -124,19 +124,19 @@ async def test_a_large_answer_that_is_none_is_refused_as_a_small_one_is(
 ) -> None:
     restd.body = body
     with pytest.raises(SlurmUnreachable) as caught:
-        await driver.snapshot()
+        await driver.list_jobs()
     assert words in str(caught.value)
     restd.body = LARGE
-    assert list((await driver.snapshot()).jobs) == ["7"]
+    assert list((await driver.list_jobs()).jobs) == ["7"]
 
 
-async def look_that_waits(restd: Restd, driver: RestDriver) -> tuple[int, asyncio.Task[Snapshot]]:
+async def look_that_waits(restd: Restd, driver: RestDriver) -> tuple[int, asyncio.Task[JobListing]]:
     """Return a frozen child, and the look whose answer it was given."""
-    await driver.snapshot()
+    await driver.list_jobs()
     [child] = children()
     os.kill(child, signal.SIGSTOP)
     before = restd.read
-    look = asyncio.create_task(driver.snapshot())
+    look = asyncio.create_task(driver.list_jobs())
     await until(lambda: restd.read > before)  # the driver passes an answer on as soon as it has read it
     return child, look
 
@@ -146,7 +146,7 @@ async def test_a_child_that_dies_costs_a_look_at_most_and_is_made_anew(restd: Re
     os.kill(child, signal.SIGKILL)
     with pytest.raises(SlurmUnreachable, match="has ended"):
         await look
-    assert list((await driver.snapshot()).jobs) == ["7"]
+    assert list((await driver.list_jobs()).jobs) == ["7"]
     assert children() != [child]
 
 
@@ -165,7 +165,7 @@ async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(restd: Restd,
     with pytest.raises(asyncio.CancelledError):
         await look
     assert start_time(child) is None
-    assert list((await driver.snapshot()).jobs) == ["7"]
+    assert list((await driver.list_jobs()).jobs) == ["7"]
 
 
 SERVER = """
@@ -175,7 +175,7 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.rest_driver import RestDriver
 
 async def main():
-    await RestDriver(SlurmrestdAddress.parse(sys.argv[1]), SlurmCredentials()).snapshot()
+    await RestDriver(SlurmrestdAddress.parse(sys.argv[1]), SlurmCredentials()).list_jobs()
     print("read", flush=True)
     await asyncio.sleep(60)
 

@@ -66,7 +66,7 @@ async def test_a_token_opens_the_port_and_a_wrong_one_is_no_empty_queue(
     for wrong in (SlurmCredentials(), SlurmCredentials("a.b.c"), SlurmCredentials(rest_cluster.token()[:-2])):
         stranger = opened(port_of(rest_cluster), wrong)
         with pytest.raises(SlurmUnreachable, match="scontrol token"):
-            await stranger.snapshot()
+            await stranger.list_jobs()
         with pytest.raises(SlurmUnreachable, match="scontrol token"):
             await stranger.submit(ground.script("true"))
     await ground.close()
@@ -82,14 +82,14 @@ async def test_an_expired_token_says_so_and_a_renewed_file_is_read_again(
         while time.time() < float(str(claims(file.read_text())["exp"])):
             await asyncio.sleep(0.1)
     with pytest.raises(SlurmUnreachable, match=rf"expired at .* write a new one to {file}"):
-        await driver.snapshot()
+        await driver.list_jobs()
     with pytest.raises(SlurmUnreachable, match="expired"):
         await driver.cancel(["1"])
     file.write_text(rest_cluster.token())
-    assert isinstance((await driver.snapshot()).jobs, dict)
+    assert isinstance((await driver.list_jobs()).jobs, dict)
     file.unlink()
     with pytest.raises(SlurmUnreachable, match="no token for slurmrestd"):
-        await driver.snapshot()
+        await driver.list_jobs()
 
 
 async def test_a_slurmrestd_that_was_killed_is_asked_again_once_it_is_back(
@@ -100,7 +100,7 @@ async def test_a_slurmrestd_that_was_killed_is_asked_again_once_it_is_back(
     id = await asyncio.to_thread(cluster.submit, "sleep 1000", "--job-name=rollyard-t-0")
     await ground.state(id, JobState.RUNNING)
     cluster.stop_daemon("slurmrestd", signal.SIGKILL)
-    for call in (ground.driver.snapshot, ground.driver.site, lambda: ground.driver.cancel([id])):
+    for call in (ground.driver.list_jobs, ground.driver.site, lambda: ground.driver.cancel([id])):
         with pytest.raises(SlurmUnreachable, match=re.escape(cluster.env["SLURMRESTD_SOCKET"])):
             await call()
     cluster.start_daemon("slurmrestd")
@@ -109,7 +109,7 @@ async def test_a_slurmrestd_that_was_killed_is_asked_again_once_it_is_back(
     cluster.freeze("slurmrestd")
     began = time.monotonic()
     with pytest.raises(SlurmUnreachable, match="did not answer within 2 s"):
-        await ground.driver.snapshot()
+        await ground.driver.list_jobs()
     assert time.monotonic() - began < 60
     cluster.thaw("slurmrestd")
     await ground.close()
@@ -181,9 +181,9 @@ async def test_an_answer_is_read_whole_or_counts_as_none(
         driver = opened(SlurmrestdAddress.parse(f"unix:{tmp_path}/s"), SlurmCredentials())
         if words:
             with pytest.raises(SlurmUnreachable, match=re.escape(words)):
-                await driver.snapshot()
+                await driver.list_jobs()
         else:
-            assert (await driver.snapshot()).jobs == {}
+            assert (await driver.list_jobs()).jobs == {}
 
 
 def test_tasks_that_wait_in_one_record_are_told_apart_and_a_cut_list_is_no_list() -> None:

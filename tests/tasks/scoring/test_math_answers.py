@@ -333,7 +333,7 @@ def test_an_answer_that_other_judges_got_wrong_is_judged_right(reference: str, a
             "[1,2]",
             "the answer [1,2] is a tuple or an interval in [ ], but (1,2) is a tuple or an interval in ( )",
         ),
-        ("12", "2*6", "the answer 2*6 is no calculated number, but 12 is"),
+        ("12", "2*6", "the answer 2*6 is not a calculated number, but 12 is"),
         ("1/2", "2/4", "the answer 2/4 is not fully calculated"),
         ("5 cm", "5 m", "the answer 5 m has another unit than 5 cm"),
         ("5", "", "the answer is empty"),

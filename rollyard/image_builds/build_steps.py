@@ -55,7 +55,7 @@ class _FoundFiles:
     """None: no files, an empty folder."""
 
 
-class StageSteps:
+class BuildSteps:
     """Runs the instructions of a stage, one after the other. Use once."""
 
     def __init__(
@@ -272,7 +272,7 @@ class StageSteps:
         self._state = replace(self._state, key=key, env=variables)
 
     async def _test(self, one: Instruction) -> None:
-        """Run a script that fails if the image is wrong. What it writes is no part of the image."""
+        """Run a script that fails if the image is wrong. What it writes is not part of the image."""
         env = self._environment_of_run(one)
         network = self._request.network
         key = self._state.next_key(one.keyword, one.text, one.listed, sorted(env.items()), network)

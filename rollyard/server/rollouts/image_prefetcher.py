@@ -11,8 +11,8 @@ from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
-from rollyard.server.rollouts.image_staging import StagingNode, assign
+from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
+from rollyard.server.rollouts.image_prefetch import PrefetchNode, assign
 from rollyard.server.store.rollout_store import RolloutStore
 from rollyard.wire.node import StageImages
 
@@ -23,45 +23,45 @@ LOOK_AHEAD_ROLLOUTS = 500
 """The images of this many rollouts at the head of a pool's queue are known."""
 
 
-class ImageStager:
+class ImagePrefetcher:
     """Looks at the queues of all pools with node agents once a second."""
 
     def __init__(
         self,
         store: RolloutStore,
         clock: Clock,
-        agents: ConnectedAgents,
+        node_agents: ConnectedNodeAgents,
         pool: Callable[[PoolKey], Awaitable[RolloutPool]],
     ) -> None:
         self._store = store
         self._clock = clock
-        self._agents = agents
+        self._node_agents = node_agents
         self._pool = pool
 
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            for pool in {agent.pool for agent in self._agents.all()}:
+            for pool in {agent.pool for agent in self._node_agents.all()}:
                 try:
-                    await self.stage(pool)
+                    await self.prefetch(pool)
                 except NotFound:
                     pass  # the pool is deleted, and its node agents will end too
                 except RollyardError as error:
-                    log.warning("the images of pool %s/%s were not staged this time: %s", *pool, error)
+                    log.warning("the images of pool %s/%s were not prefetched this time: %s", *pool, error)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def stage(self, key: PoolKey) -> None:
+    async def prefetch(self, key: PoolKey) -> None:
         """Tell the node agents of a pool what to pull, if that has changed. Raises NotFound."""
-        agents = [agent for agent in self._agents.of_pool(key) if not agent.draining]
+        node_agents = [agent for agent in self._node_agents.of_pool(key) if not agent.draining]
         default = (await self._pool(key)).spec.sandbox.default_image or ""
         found = await self._store.queued_images(key, default, self._clock.time(), LOOK_AHEAD_ROLLOUTS)
         images = {image: count for image, count in found.items() if image.startswith("docker://")}
-        nodes = [StagingNode(agent.ready_images, _slots(agent)) for agent in agents]
-        for agent, chosen in zip(agents, assign(images, nodes), strict=True):
-            if list(agent.staged_images) != chosen:
-                agent.staged_images = chosen
+        nodes = [PrefetchNode(agent.ready_images, _slots(agent)) for agent in node_agents]
+        for agent, chosen in zip(node_agents, assign(images, nodes), strict=True):
+            if list(agent.prefetched_images) != chosen:
+                agent.prefetched_images = chosen
                 agent.send(StageImages(images=chosen))
 
 
-def _slots(agent: ConnectedAgent) -> int:
+def _slots(agent: ConnectedNodeAgent) -> int:
     return sum(agent.widths.get(stage, 0) for stage in (Stage.INIT, Stage.RUN))

@@ -12,7 +12,7 @@ import pytest
 
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.slurm.base import Partition, Site
 from rollyard.slurm.batch_script import batch_script
 from rollyard.slurm.local_driver import LocalDriver
@@ -27,7 +27,7 @@ class Told:
         self.folder = folder
         self.line = Line(LocalDriver(folder / "slurm"))
         self.told: list[set[str]] = []
-        self.feed = SnapshotFeed(self.line, SystemClock(), known_jobs=list)
+        self.feed = ListingFeed(self.line, SystemClock(), known_jobs=list)
         self.feed.jobs_changed.connect(self.told.append)
 
     async def submit(self, comment: str) -> str:
@@ -55,7 +55,7 @@ class Told:
 
 @pytest.fixture
 async def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Told]:
-    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr("rollyard.reconcilers.job_listings.INTERVAL_SECONDS", 0.05)
     told = Told(tmp_path)
     run = asyncio.create_task(told.feed.run())
     yield told
@@ -89,12 +89,12 @@ async def test_slurm_going_and_coming_back_is_told_to_everybody(told: Told) -> N
 
 async def test_a_look_up_that_hangs_is_no_answer(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     await told.until_known(True)
-    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("rollyard.reconcilers.job_listings.TIMEOUT_SECONDS", 0.1)
     told.line.answers.clear()
     await told.until_known(False)
     assert told.feed.unreachable_since is not None
     told.line.answers.set()
-    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setattr("rollyard.reconcilers.job_listings.TIMEOUT_SECONDS", 30.0)
     await told.until_known(True)
 
 
@@ -102,7 +102,7 @@ async def test_a_look_up_that_is_overdue_is_told_before_it_is_given_up(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await told.until_known(True)
-    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.OVERDUE_SECONDS", 0.1)
+    monkeypatch.setattr("rollyard.reconcilers.job_listings.OVERDUE_SECONDS", 0.1)
     told.line.answers.clear()
     await told.until_known(False)
     assert "has not answered the look-up" in told.feed.unreachable_why
@@ -127,6 +127,6 @@ async def test_a_partition_s_state_is_asked_again_when_a_pool_is_checked(
     asked: list[int] = []
     monkeypatch.setattr(told.line, "site", site)
     assert await told.feed.fresh_site() == before, "it is a moment old"
-    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("rollyard.reconcilers.job_listings.FRESH_SECONDS", 0.0)
     assert await asyncio.gather(*(told.feed.fresh_site() for _ in range(5))) == [down] * 5
     assert asked == [1], "all share one query"

@@ -25,7 +25,7 @@ from rollyard.model_folder.safetensors_header import TYPES_TEXT
 MAX_HEADER_BYTES = 16 << 20
 
 
-class StagedTensors:
+class ReceivedTensors:
     """The tensors of one transfer."""
 
     def __init__(self, config: Config) -> None:

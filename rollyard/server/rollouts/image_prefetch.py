@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-MOST_STAGED = 4
+MOST_PREFETCHED = 4
 """Greatest number of images that one node agent is asked to pull."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagingNode:
+class PrefetchNode:
     ready: Collection[str]
     """Images that are complete on the node."""
     slots: int
     """Number of rollouts that the node agent can have in INIT and RUN."""
 
 
-def assign(images: Mapping[str, int], nodes: Sequence[StagingNode]) -> list[list[str]]:
+def assign(images: Mapping[str, int], nodes: Sequence[PrefetchNode]) -> list[list[str]]:
     """Return the images that each node should pull, in the order in which they will be needed.
 
     `images`: image -> number of queued rollouts, in the order of the queue. An image goes to as many nodes as its rollouts
@@ -27,7 +27,7 @@ def assign(images: Mapping[str, int], nodes: Sequence[StagingNode]) -> list[list
     for image, count in images.items():
         left = count - sum(node.slots for node in nodes if image in node.ready)
         for place in sorted(range(len(nodes)), key=lambda place: len(chosen[place])):
-            if left <= 0 or len(chosen[place]) >= MOST_STAGED:
+            if left <= 0 or len(chosen[place]) >= MOST_PREFETCHED:
                 break
             if image not in nodes[place].ready:
                 chosen[place].append(image)

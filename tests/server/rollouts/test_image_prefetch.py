@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from rollyard.server.rollouts.image_staging import MOST_STAGED, StagingNode, assign
+from rollyard.server.rollouts.image_prefetch import MOST_PREFETCHED, PrefetchNode, assign
 
 
-def node(*ready: str, slots: int = 8) -> StagingNode:
-    return StagingNode(set(ready), slots)
+def node(*ready: str, slots: int = 8) -> PrefetchNode:
+    return PrefetchNode(set(ready), slots)
 
 
 def test_images_of_the_head_of_the_queue_are_spread_over_the_nodes() -> None:
     images = {f"i{n}": 1 for n in range(20)}
     chosen = assign(images, [node(), node()])
     assert chosen == [["i0", "i2", "i4", "i6"], ["i1", "i3", "i5", "i7"]]
-    assert all(len(own) == MOST_STAGED for own in chosen)
+    assert all(len(own) == MOST_PREFETCHED for own in chosen)
 
 
 def test_an_image_that_is_ready_somewhere_is_not_pulled_again() -> None:

@@ -1,4 +1,4 @@
-"""One Slurm snapshot for all readers in the server. No other part of the server queries the queue."""
+"""One listing of our jobs for all readers in the server. No other part of the server queries the queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rollyard.reconcilers.missing_jobs import (
     why_doubted,
 )
 from rollyard.reconcilers.slurm_clock import clock_lead, job_on_our_clock, on_our_clock
-from rollyard.slurm.base import Driver, Job, Site, Snapshot
+from rollyard.slurm.base import Driver, Job, JobListing, Site
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class QueueAccess:
     """Seconds by which Slurm's clock is ahead of ours, if they differ much."""
 
 
-class SnapshotFeed:
-    """Feed of snapshots. `latest` is the newest believed snapshot; None before the first one, while Slurm is
+class ListingFeed:
+    """Feed of listings. `latest` is the newest believed listing; None before the first one, while Slurm is
     unreachable, and when two answers in a row are not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
@@ -72,9 +72,9 @@ class SnapshotFeed:
         self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
         """Job id -> absence, for known jobs that the last answer omitted, or showed as pending although they had run."""
-        self.latest: Snapshot | None = None
+        self.latest: JobListing | None = None
         self.count = 0
-        """Number of believed snapshots so far. A higher number shows a reader that the snapshot is new."""
+        """Number of believed listings so far. A higher number shows a reader that the listing is new."""
         self.unreachable_since: float | None = None
         """Unix seconds of the first failure; None after a success."""
         self.unreachable_why = ""
@@ -115,7 +115,7 @@ class SnapshotFeed:
 
     @property
     def incomplete(self) -> bool:
-        """Whether the latest snapshot may lack jobs that exist."""
+        """Whether the latest listing may lack jobs that exist."""
         return is_incomplete(self.missing.values(), self._clock.time())
 
     async def _poll(self) -> None:
@@ -151,14 +151,14 @@ class SnapshotFeed:
         delays the next query."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                snapshot = await self._request_snapshot()
+                listing = await self._request_listing()
         except (SlurmUnreachable, TimeoutError) as error:
             self.is_doubted = False
             self._set_unreachable(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return 0.0
-        seconds = max(0.0, self._clock.time() - snapshot.taken_at)
+        seconds = max(0.0, self._clock.time() - listing.taken_at)
         self._last_seconds = seconds
-        if why := self._why_doubted(snapshot):
+        if why := self._why_doubted(listing):
             if self.is_doubted:
                 self._set_unreachable(why)
             else:  # a slurmctld that has just started may give one wrong answer, so query again soon
@@ -168,43 +168,43 @@ class SnapshotFeed:
         self.is_doubted = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
-        snapshot = self._without_contradicted_ends(snapshot, before)
-        self.latest, self.unreachable_since = snapshot, None
+        listing = self._without_contradicted_ends(listing, before)
+        self.latest, self.unreachable_since = listing, None
         self.count += 1
-        changed = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
-        changed |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
+        changed = {j.owner for id, j in listing.jobs.items() if before.get(id) != j}
+        changed |= {j.owner for id, j in before.items() if id not in listing.jobs}
         if changed or was_unknown:
             self.jobs_changed.emit(set() if was_unknown else changed)  # an empty set: all may have changed
         return seconds
 
-    def _without_contradicted_ends(self, snapshot: Snapshot, before: Mapping[str, Job]) -> Snapshot:
+    def _without_contradicted_ends(self, listing: JobListing, before: Mapping[str, Job]) -> JobListing:
         """Put each job whose end is not believed yet back to its last believed state, or leave it out if there is none."""
         ids = contradicted_ends(self.missing.values(), self._clock.time())
         if not ids:
-            return snapshot
+            return listing
         kept = {id: before[id] for id in ids if id in before}
-        return replace(snapshot, jobs={id: j for id, j in snapshot.jobs.items() if id not in ids} | kept)
+        return replace(listing, jobs={id: j for id, j in listing.jobs.items() if id not in ids} | kept)
 
-    async def _request_snapshot(self) -> Snapshot:
+    async def _request_listing(self) -> JobListing:
         """Return the driver's answer. While a slow answer is awaited, Slurm's state counts as unknown."""
-        began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
+        began, call = self._clock.time(), asyncio.create_task(self._driver.list_jobs())
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._last_seconds))
             if not call.done() and self.unreachable_since is None:
                 self._set_unreachable(f"Slurm has not answered the look-up of {as_text(began)} yet")
-            snapshot = await call
+            listing = await call
         finally:
             call.cancel()
-        lead = clock_lead(self._known_jobs(), snapshot)
+        lead = clock_lead(self._known_jobs(), listing)
         if abs(lead - self.clock_lead) > 1.0:
             log.warning("Slurm's clock is %.0f s ahead of this machine's; its times are corrected", lead)
         self.clock_lead = lead
-        return on_our_clock(snapshot, lead)
+        return on_our_clock(listing, lead)
 
-    def _why_doubted(self, snapshot: Snapshot) -> str:
-        """Update `missing`. Return the reason why the whole snapshot is not believed; empty if the snapshot is believed."""
+    def _why_doubted(self, listing: JobListing) -> str:
+        """Update `missing`. Return the reason why the whole listing is not believed; empty if the listing is believed."""
         known, now = self._known_jobs(), self._clock.time()
-        self.missing = absences(self.missing, known, snapshot)
+        self.missing = absences(self.missing, known, listing)
         return why_doubted(known, self.missing, now)
 
     async def _ask_accounting(self) -> None:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Unpacks Rollyard's Python packages on this node. If several jobs start together on the node, only the first one unpacks.
 #
-#   usage: stage.sh ARCHIVE SCRATCH
+#   usage: unpack_python.sh ARCHIVE SCRATCH
 #
 # Prints the folder from which the job imports. If the packages cannot be unpacked, prints the reason and fails; the job
 # then imports from the folder in which the packages are installed.
@@ -13,7 +13,7 @@ base=$2/rollyard-$(id -u)-python
 folder=$base/$(basename "$archive" .tar)
 seconds=300
 
-die() { echo "warning: our Python is not staged on this node: $*" >&2; exit 1; }
+die() { echo "warning: our Python is not unpacked on this node: $*" >&2; exit 1; }
 
 mkdir -p "$base" || die "$base cannot be made"
 # SCRATCH may be writable for all users, so another user may have created this folder or a link with its name.

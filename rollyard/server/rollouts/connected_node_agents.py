@@ -15,7 +15,7 @@ from rollyard.wire.node import CapacityRequest, Drain, KeptSandbox, LeaseRef, Sa
 
 
 @dataclass(slots=True, eq=False)
-class ConnectedAgent:
+class ConnectedNodeAgent:
     """One live connection."""
 
     identity: Identity
@@ -36,7 +36,7 @@ class ConnectedAgent:
     """Kinds of attachments that the node agent knows."""
     kept: dict[RolloutKey, KeptSandbox] = field(default_factory=dict)
     """Sandboxes of failed attempts that the node agent keeps."""
-    staged_images: Sequence[str] = ()
+    prefetched_images: Sequence[str] = ()
     """Images that the node agent was last asked to pull."""
     capacity: int = 0
     """Number of sandboxes that fit into the allocation; 0 if unknown. With 0, the widths are never changed."""
@@ -68,40 +68,40 @@ class ConnectedAgent:
         return f"{self.identity.uid}/{self.identity.instance}"
 
 
-class ConnectedAgents:
+class ConnectedNodeAgents:
     """All connections, by holder. A reconnect replaces the earlier connection."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_holder: dict[str, ConnectedAgent] = {}
-        self._by_uid: dict[str, ConnectedAgent] = {}
+        self._by_holder: dict[str, ConnectedNodeAgent] = {}
+        self._by_uid: dict[str, ConnectedNodeAgent] = {}
         self._draining: set[str] = set()
         self._walltime_ends: dict[str, float] = {}
-        self.agent_changed = Signal[ConnectedAgent]()
+        self.node_agent_changed = Signal[ConnectedNodeAgent]()
         """Signal: a node agent connected, disconnected, or drains."""
         self.room_offered = Signal[PoolKey]()
         """Signal: a node agent of this pool may have more free capacity."""
-        self.work_moved = Signal[ConnectedAgent]()
+        self.work_moved = Signal[ConnectedNodeAgent]()
         """Signal: the numbers of rollouts in a node agent's stages changed."""
-        self.widths_changed = Signal[ConnectedAgent]()
+        self.widths_changed = Signal[ConnectedNodeAgent]()
         """Signal: stages of a node agent became wider or narrower."""
 
-    def connect(self, agent: ConnectedAgent) -> None:
+    def connect(self, agent: ConnectedNodeAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
         agent.walltime_ends = self._walltime_ends.get(agent.identity.uid)
         self._by_holder[agent.holder] = self._by_uid[agent.identity.uid] = agent
         if agent.draining:
             agent.send(Drain())
-        self.agent_changed.emit(agent)
+        self.node_agent_changed.emit(agent)
 
-    def disconnect(self, agent: ConnectedAgent) -> None:
+    def disconnect(self, agent: ConnectedNodeAgent) -> None:
         if self._by_holder.get(agent.holder) is agent:
             del self._by_holder[agent.holder]
             if self._by_uid.get(agent.identity.uid) is agent:
                 del self._by_uid[agent.identity.uid]
-            self.agent_changed.emit(agent)
+            self.node_agent_changed.emit(agent)
 
-    def heartbeat(self, agent: ConnectedAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
+    def heartbeat(self, agent: ConnectedNodeAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
         """Store the time, the reported widths, and the number of reported leases in each stage. Emit `work_moved` and
         `widths_changed` for what changed."""
         agent.heard_at = self._clock.monotonic()
@@ -114,7 +114,7 @@ class ConnectedAgents:
             agent.widths = known
             self.widths_changed.emit(agent)
 
-    def request_capacity(self, agent: ConnectedAgent, request: CapacityRequest) -> None:
+    def request_capacity(self, agent: ConnectedNodeAgent, request: CapacityRequest) -> None:
         """Set the free capacity. A request is ignored if the node agent sent it before our last grant arrived; another
         request follows. `room_offered` is emitted only if there is more free capacity, or if the task kinds changed."""
         if request.grants is None or request.grants == agent.grants:
@@ -135,8 +135,8 @@ class ConnectedAgents:
     def slots(self, pool: PoolKey) -> int:
         """Number of rollouts that a pool's node agents can have in INIT and RUN at once. Draining node agents are not
         counted."""
-        agents = [a for a in self.of_pool(pool) if not a.draining]
-        return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
+        node_agents = [a for a in self.of_pool(pool) if not a.draining]
+        return sum(a.widths.get(stage, 0) for a in node_agents for stage in (Stage.INIT, Stage.RUN))
 
     def drain(self, uid: str) -> None:
         """Grant this allocation no more leases, and order its node agent to drain, also if the node agent connects only
@@ -148,7 +148,7 @@ class ConnectedAgents:
         if agent is not None:
             agent.draining = True
             agent.send(Drain())
-            self.agent_changed.emit(agent)
+            self.node_agent_changed.emit(agent)
 
     def set_walltime_end(self, uid: str, at: float) -> None:
         """Set the end of the walltime of this allocation's job."""
@@ -168,22 +168,22 @@ class ConnectedAgents:
         self._draining.discard(uid)
         self._walltime_ends.pop(uid, None)
 
-    def kept(self, key: RolloutKey, pool: PoolKey) -> tuple[ConnectedAgent, KeptSandbox] | None:
+    def kept(self, key: RolloutKey, pool: PoolKey) -> tuple[ConnectedNodeAgent, KeptSandbox] | None:
         """Return the kept sandbox of a rollout's last failed attempt, and the node agent that keeps it. Node agents of other
         pools than the rollout's are not believed."""
         found = [(agent, agent.kept[key]) for agent in self.of_pool(pool) if key in agent.kept]
         return max(found, key=lambda pair: pair[1].lease.fence, default=None)
 
-    def get(self, holder: str) -> ConnectedAgent | None:
+    def get(self, holder: str) -> ConnectedNodeAgent | None:
         return self._by_holder.get(holder)
 
-    def of_allocation(self, uid: str) -> ConnectedAgent | None:
+    def of_allocation(self, uid: str) -> ConnectedNodeAgent | None:
         return self._by_uid.get(uid)
 
-    def of_pool(self, pool: PoolKey) -> list[ConnectedAgent]:
+    def of_pool(self, pool: PoolKey) -> list[ConnectedNodeAgent]:
         return [a for a in self._by_holder.values() if a.pool == pool]
 
-    def all(self) -> list[ConnectedAgent]:
+    def all(self) -> list[ConnectedNodeAgent]:
         return list(self._by_holder.values())
 
     def kinds(self) -> set[str]:
