@@ -45,7 +45,7 @@ from rollyard.node.result_uploads import ResultUploads
 from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import server_ssl_context
 from rollyard.wire.columns import decode, encode
-from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Welcome
+from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 100
@@ -176,7 +176,7 @@ async def _answer_leases(folder: Path, job: str) -> None:
     link = ServerLink.open(folder)
     async with link.session() as http:
         node = NullNode(link, http)
-        task = asyncio.create_task(node.line.run())
+        task = asyncio.create_task(node.run())
         while line := await asyncio.to_thread(sys.stdin.readline):
             assert line == "long\n"
             node.outcome = outcome()
@@ -328,14 +328,18 @@ class NullNode:
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
         self.uploads = ResultUploads(link, http)
-        self.line = NodeConnection(link, http, self._hello, self._hear)
+        self.line = NodeConnection(link, http)
+
+    async def run(self) -> None:
+        while True:
+            opened = await self.line.open(self._hello)
+            self._start(self._want())
+            await self.line.receive(opened, self._hear)
 
     def _hello(self) -> Hello:
         return Hello(identity=self._identity, held=list(self._held.values()))
 
     async def _hear(self, message: ToNode) -> None:
-        if isinstance(message, Welcome):
-            asyncio.get_running_loop().call_soon(self._start, self._want())
         if isinstance(message, Grant):
             for lease in message.leases:
                 self._start(self._answer(lease))

@@ -31,7 +31,7 @@ from rollyard.gateway.external.call_journal import StoringJournal
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
-from rollyard.server.store.store import Store
+from rollyard.store.store import Store
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint

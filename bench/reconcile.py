@@ -24,12 +24,12 @@ from rollyard.kinds.base import ObjectMeta, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.job_listings import INTERVAL_SECONDS
-from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.store.store import Store
+from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.base import BatchScript, Job, JobListing, Site
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.cli_driver import MARK, QUEUE, read_queue
+from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 
 PER_POOL = 10

@@ -25,8 +25,8 @@ import zstandard
 from bench.control_plane import ROOT, outcome
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
-from rollyard.server.store.base import RolloutRecord, Transaction
-from rollyard.server.store.store import Store
+from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.store import Store
 from rollyard.wire.columns import encode
 
 TOKENS = 400

@@ -30,8 +30,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-
 from bench.control_plane import cpu_seconds, null_pool, outcome, started
 from rollyard.client import AsyncClient
 from rollyard.client.server_link import ServerLink
@@ -39,8 +37,9 @@ from rollyard.core.aio import running
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RolloutRequest, RunResult, Stage
 from rollyard.node.agent import NodeAgent
-from rollyard.node.lease_run import LeaseRun, NodeContext
+from rollyard.node.lease_run import LeaseRun
 from rollyard.tasks.base import Handler, Score
+from rollyard.tasks.installed_handlers import load_handlers
 from rollyard.wire.node import Lease
 
 MEAN_SECONDS = {Stage.INIT: 10.0, Stage.RUN: 206.0, Stage.EVAL: 40.0}
@@ -103,22 +102,19 @@ class _WaitingRun(LeaseRun):
 class _WaitingNodeAgent(NodeAgent):
     """A node agent whose rollouts only wait."""
 
-    def __init__(self, tally: Tally, link: ServerLink, http: aiohttp.ClientSession) -> None:
-        super().__init__(link, http, http)
-        self._tally = tally
+    tally: Tally
 
-    def _lease_run(self, node: NodeContext, lease: Lease) -> LeaseRun:
-        work = _WaitingRun(node, lease, self._heartbeat_soon)
-        work.tally = self._tally
+    def _lease_run(self, lease: Lease) -> LeaseRun:
+        work = _WaitingRun(self._node, lease, self._heartbeat_soon)
+        work.tally = self.tally
         return work
 
     def look(self) -> None:
         """Count busy stage workers."""
-        if self._node is not None:
-            self._tally.looks += 1
-            for stage in Stage:
-                self._tally.busy[stage] += self._node.pools[stage].in_flight
-                self._tally.workers[stage] += self._node.pools[stage].width
+        self.tally.looks += 1
+        for stage in Stage:
+            self.tally.busy[stage] += self._node.pools[stage].in_flight
+            self.tally.workers[stage] += self._node.pools[stage].width
 
 
 @dataclass(frozen=True)
@@ -170,7 +166,10 @@ async def _measure(
         nodes = []
         for link, job in links:
             os.environ["SLURM_JOB_ID"] = job
-            node = _WaitingNodeAgent(tally, link, await stack.enter_async_context(link.session()))
+            http, handlers = await stack.enter_async_context(link.session()), load_handlers()
+            stack.push_async_callback(handlers.close)
+            node = await _WaitingNodeAgent.start(link, http, http, handlers)
+            node.tally = tally
             nodes.append(node)
             await stack.enter_async_context(running(node.run(asyncio.Event())))
         await asyncio.sleep(IDLE_SECONDS)

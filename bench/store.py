@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store.base import RolloutRecord, Transaction
-from rollyard.server.store.blobs import PackWriter
-from rollyard.server.store.journal_mode import Journal
-from rollyard.server.store.rollout_transaction import RolloutTransaction
-from rollyard.server.store.store import Store
-from rollyard.server.store.tables import prepare
-from rollyard.server.store.writer import WriteUnit
+from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.blobs import PackWriter
+from rollyard.store.journal_mode import Journal
+from rollyard.store.rollout_transaction import RolloutTransaction
+from rollyard.store.store import Store
+from rollyard.store.tables import prepare
+from rollyard.store.writer import WriteUnit
 
 T = TypeVar("T")
 TASK = '{"pool":"p","task":{"kind":"math","question":"' + "x" * 1000 + '"}}'

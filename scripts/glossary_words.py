@@ -50,7 +50,7 @@ WORDS = (
         bare_name=r"(^|_)snapshots?(_|$)",
         absent_from=(
             "rollyard/controller", "rollyard/engine", "rollyard/image_builds", "rollyard/images", "rollyard/reconcilers",
-            "rollyard/server/batches", "rollyard/server/job", "rollyard/server/routing", "rollyard/server/weights",
+            "rollyard/server/batches", "rollyard/server_process/job", "rollyard/server/routing", "rollyard/server/weights",
             "rollyard/slurm", "rollyard/tokens", "simulation",
         ),
         phrase=r"\bsnapshots? of (all |our |the |Slurm's )*(jobs|objects|queue)\b"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.rollouts.step import Granted, step
-from rollyard.server.store.base import QueueRanks, RolloutRecord
-from rollyard.server.store.batch_records import BatchRecord, GroupRecord, SeriesRecord, TaskHistory
+from rollyard.store.base import QueueRanks, RolloutRecord
+from rollyard.store.batch_records import BatchRecord, GroupRecord, SeriesRecord, TaskHistory
 
 
 class MemoryTables:

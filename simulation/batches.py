@@ -21,8 +21,8 @@ from rollyard.kinds.rollout import Status
 from rollyard.server.batches.advance import Acknowledged, Ticked
 from rollyard.server.batches.settlement import Settlement
 from rollyard.server.rollouts.record_changes import RecordChanges
-from rollyard.server.store.base import RolloutRecord, Transaction
-from rollyard.server.store.batch_records import BatchRecord, LengthSums, SeriesRecord
+from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.batch_records import BatchRecord, LengthSums, SeriesRecord
 from simulation.batch_tables import MemoryTables
 
 MEDIAN_SECONDS = 100.0

@@ -13,10 +13,10 @@ from dataclasses import replace
 from rollyard.kinds.base import Reason
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
-from rollyard.server.parts_and_wakeups import Routing
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
-from rollyard.server.store.base import RolloutRecord
+from rollyard.server_process.parts_and_wakeups import Routing
+from rollyard.store.base import RolloutRecord
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, WeightsReport

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rollyard.kinds.rollout import Status
 from rollyard.server.batches.draw import DrawnTask, draw, longest_first
 from rollyard.server.batches.task_history import with_group
-from rollyard.server.store.batch_records import EndedRollout, GroupRecord, SeriesRecord, TaskHistory
+from rollyard.store.batch_records import EndedRollout, GroupRecord, SeriesRecord, TaskHistory
 
 GROUPS, N = 64, 8
 OURS, FIFO, ORACLE = "ours", "first come first served", "oracle"

@@ -10,7 +10,7 @@ from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import Conflict, Fenced, NotFound
 from rollyard.kinds.allocation import Allocation, Binding
 from rollyard.kinds.base import evolve
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.store.object_store import ObjectStore
 from rollyard.wire.base import Identity
 
 RETRIES = 10

@@ -33,7 +33,7 @@ from rollyard.core.errors import (
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
     MAX_COMMAND_CHARS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rollyard.api.metrics_text import family, label
 from rollyard.kinds.batch import DeliveryBias
 from rollyard.server.batches.batch_view import bias
-from rollyard.server.store.batch_records import BatchRecord, LengthSums
+from rollyard.store.batch_records import BatchRecord, LengthSums
 
 BIASES = ("tokens", "turns", "seconds")
 

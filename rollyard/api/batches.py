@@ -29,8 +29,8 @@ from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.task_fields import offers_tools
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
-from rollyard.server.store.base import RolloutRecord
-from rollyard.server.store.batch_records import GroupRecord
+from rollyard.store.base import RolloutRecord
+from rollyard.store.batch_records import GroupRecord
 
 MAX_BODY_BYTES = 64 << 20
 MAX_WAIT_SECONDS = 60.0

@@ -20,7 +20,7 @@ from rollyard.kinds.rollout import Task
 from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
 from rollyard.kinds.task_fields import check_task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
-from rollyard.server.store.batch_records import DatasetRecord
+from rollyard.store.batch_records import DatasetRecord
 
 MAX_BYTES = 256 << 20
 _UPLOADS = web.AppKey("dataset-uploads", ByteBudget)

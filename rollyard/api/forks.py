@@ -16,7 +16,7 @@ from rollyard.api.snapshots import for_node_agent, frame_of, send_stored, snapsh
 from rollyard.core.errors import ApiError, Cause, Invalid, NotFound
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest
 from rollyard.server.rollouts.results import turns
-from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot
+from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot
 from rollyard.wire.frames import framed
 
 MAX_ANCESTORS = 64

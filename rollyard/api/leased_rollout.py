@@ -7,7 +7,7 @@ from aiohttp import web
 from rollyard.api.auth import CLAIMS
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import Fenced
-from rollyard.server.store.base import RolloutRecord, allocation_uid
+from rollyard.store.base import RolloutRecord, allocation_uid
 
 
 async def leased_rollout(request: web.Request) -> RolloutRecord:

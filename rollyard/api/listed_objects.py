@@ -13,8 +13,8 @@ from rollyard.crds_yaml import generate
 from rollyard.kinds.base import KindObject, evolve
 from rollyard.kinds.foreign import CustomResourceDefinition, Namespace, definition_of, namespace_of
 from rollyard.kinds.registry import KINDS
-from rollyard.server.store.object_store import ObjectStore
-from rollyard.server.store.watch import WatchEvent
+from rollyard.store.object_store import ObjectStore
+from rollyard.store.watch import WatchEvent
 
 Shown = Callable[[WatchEvent], Awaitable[WatchEvent | None]]
 DEFAULT = "default"

@@ -20,7 +20,7 @@ from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES, Services
-from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, NotFound, RollyardError, TooLarge, Unavailable
+from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, RollyardError, TooLarge, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
@@ -31,7 +31,7 @@ from rollyard.server.rollouts.image_holds import MOST_READY
 from rollyard.server.rollouts.lease_reports import StoredRun
 from rollyard.server.rollouts.results import Upload, split_upload
 from rollyard.server.routing.staleness import allow_under_way
-from rollyard.server.store.base import allocation_uid
+from rollyard.store.base import allocation_uid
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.frames import framed, unframed
 from rollyard.wire.node import (
@@ -68,7 +68,6 @@ MAX_KEPT = 1000
 MAX_PROOFS = 100
 MAX_LOGGED = 10
 """Greatest number of unreadable messages of one connection that are logged."""
-DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 4 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits, also if every namespace and
 id has its greatest length."""
@@ -219,7 +218,7 @@ async def _take_back(services: Services, agent: ConnectedNodeAgent, message: Han
     ref, uid = message.lease, agent.identity.uid
     match message.cause:
         case RolloutBroke(message=error):
-            await services.rollouts.fail(ref, uid, error, await _max_attempts(services, ref))
+            await services.rollouts.fail(ref, uid, error)
         case ImageFault() as fault:
             await services.images.hand_back(ref, agent, fault)
         case cause:
@@ -247,8 +246,7 @@ async def _put_run(request: web.Request) -> web.Response:
 async def _put_result(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     upload = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
-    most = await _max_attempts(services, upload.header.lease)
-    await services.rollouts.finish(upload.header, request[CLAIMS].subject, upload.outcome, most)
+    await services.rollouts.finish(upload.header, request[CLAIMS].subject, upload.outcome)
     return web.Response(status=204)
 
 
@@ -261,7 +259,7 @@ async def _put_runs(request: web.Request) -> web.Response:
 
 async def _put_results(request: web.Request) -> web.Response:
     async def store(services: Services, uploads: list[Upload]) -> Sequence[ApiError | None]:
-        results = [(u.header, u.outcome, await _max_attempts(services, u.header.lease)) for u in uploads]
+        results = [(upload.header, upload.outcome) for upload in uploads]
         return await services.rollouts.finish_all(results, request[CLAIMS].subject)
 
     return await _store_uploads(request, split_upload, store)
@@ -299,17 +297,6 @@ async def _store_uploads(
     errors |= zip(uploads, await store(request.app[SERVICES], list(uploads.values())), strict=True)
     ordered = (errors[i] for i in range(len(bodies)))
     return web.json_response({"results": [None if e is None else status_body(e) for e in ordered]})
-
-
-async def _max_attempts(services: Services, ref: LeaseRef) -> int:
-    """Return the pool's limit of attempts, or the default if the lease is void or the pool is gone."""
-    lease = services.rollouts.leases.get(ref.rollout)
-    if lease is None:
-        return DEFAULT_MAX_ATTEMPTS
-    try:
-        return (await services.pools.rollout_pool(lease.pool)).spec.max_attempts
-    except NotFound:
-        return DEFAULT_MAX_ATTEMPTS
 
 
 @accepts("namespace", "id", "fence")

@@ -17,7 +17,7 @@ from rollyard.api.resources import Resource
 from rollyard.api.selectors import Predicate
 from rollyard.core.errors import ApiError, Invalid
 from rollyard.kinds.base import KindObject, evolve
-from rollyard.server.store.watch import Watch, WatchEvent
+from rollyard.store.watch import Watch, WatchEvent
 
 DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
 BOOKMARK_SECONDS = 60.0

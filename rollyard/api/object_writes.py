@@ -19,8 +19,8 @@ from rollyard.kinds.engine_spec import EngineSpec, ModelSpec
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS, Pool
 from rollyard.kinds.schema.validation import validate_object, without_unknown_fields
-from rollyard.server.store.object_store import ObjectStore
-from rollyard.server.store.objects import check_preconditions
+from rollyard.store.object_store import ObjectStore
+from rollyard.store.objects import check_preconditions
 
 BASE = path_of(API_VERSION)
 WRITE_RETRIES = 5

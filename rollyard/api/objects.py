@@ -39,7 +39,7 @@ from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, Forbidden, Invalid, NotFound, UnsupportedMediaType
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.registry import KINDS, Pool
-from rollyard.server.store.objects import check_preconditions
+from rollyard.store.objects import check_preconditions
 
 MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 

@@ -12,15 +12,18 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.dispatch import served_versions
 from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD_RECORDS, ModelSupply, QueueView
-from rollyard.server.store.base import GroupVersions, RolloutRecord
+from rollyard.store.base import GroupVersions, RolloutRecord
 
 
-async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
-    """Return the facts that `waiting_reason` needs to explain why these records of the pool wait."""
+async def queue_view(
+    services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]
+) -> QueueView | None:
+    """Return the facts that `waiting_reason` needs to explain why these records of the pool wait; None if there is no
+    such pool."""
     now = services.clock.time()
     pool = await services.pools.find(RolloutPool, namespace, name)
     if pool is None:
-        return QueueView(name, now, None)
+        return None
     listed, _ = await services.store.objects.list_objects("Allocation", namespace)
     allocations = [a for a in listed if isinstance(a, Allocation)]
     node_agents = [a for a in services.node_agents.of_pool(PoolKey(namespace, name)) if not a.draining]

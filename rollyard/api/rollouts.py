@@ -24,7 +24,7 @@ from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import KeptView, Stage, Status
 from rollyard.server.rollouts.results import view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
-from rollyard.server.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.base import RolloutFilter, RolloutRecord
 from rollyard.wire.columns import CONTENT_TYPE
 from rollyard.wire.frames import framed
 
@@ -225,7 +225,7 @@ async def _queued_views(services: Services, records: Sequence[RolloutRecord]) ->
         if record.status is Status.RUNNING and record.stage is Stage.INIT:
             agent = services.node_agents.get(record.holder or "")
             return explain_preparing(agent) if agent is not None else None
-        return explain(record, views[record.pool]) if record.pool in views else None
+        return explain(record, views.get(record.pool))
 
     def made() -> list[dict[str, Any]]:
         return [_view(services, r, waiting(r)) for r in records]

@@ -1,4 +1,4 @@
-"""Parts of the server that the routes use. `server.parts_and_wakeups` puts them together."""
+"""Parts of the server that the routes use. `server_process.parts_and_wakeups` puts them together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.store import Store
+from rollyard.store.store import Store
 from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
 

@@ -11,7 +11,7 @@ from aiohttp.payload import BytesIOPayload
 
 from rollyard.api.services import Services
 from rollyard.server.rollouts.results import decompress, trajectory, trajectory_columns
-from rollyard.server.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord
 from rollyard.wire.columns import CONTENT_TYPE, join
 
 T = TypeVar("T")

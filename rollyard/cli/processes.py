@@ -16,7 +16,7 @@ from rollyard.core import garbage_search
 from rollyard.core.lease_time import LEASE_SECONDS
 
 if TYPE_CHECKING:
-    from rollyard.server.job.submit_job import ServerJobRequest
+    from rollyard.server_process.job.submit_job import ServerJobRequest
 
 
 @click.command()
@@ -74,14 +74,14 @@ def serve(
     """Run the server, here or (with --in-slurm) as a Slurm job."""
     if not in_slurm:
         with garbage_search.imports():
-            from rollyard.server.main import ServeOptions, run
+            from rollyard.server_process.main import ServeOptions, run
 
         if stop:
             raise click.UsageError("--stop works with --in-slurm only; stop a server in a shell with Ctrl-C or TERM")
         sys.exit(run(ServeOptions(data, listen or "127.0.0.1:0", advertise, cluster, lease_seconds, in_job)))
 
-    from rollyard.server.job.job_script import JobOptions
-    from rollyard.server.job.submit_job import ServerJobRequest
+    from rollyard.server_process.job.job_script import JobOptions
+    from rollyard.server_process.job.submit_job import ServerJobRequest
 
     further = {option: value for option, _, value in (word.partition("=") for word in sbatch)}
     directives = {option.replace("_", "-"): value for option, value in job.items() if value is not None}
@@ -91,7 +91,7 @@ def serve(
 
 
 def _in_slurm(request: ServerJobRequest, stop: bool) -> None:
-    from rollyard.server.job import submit_job as front
+    from rollyard.server_process.job import submit_job as front
 
     if stop:
         ended = asyncio.run(front.stop(request))
@@ -106,8 +106,8 @@ def _in_slurm(request: ServerJobRequest, stop: bool) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server_job(data: Path, arguments: tuple[str, ...]) -> None:
     """Run the server in its own job, whose script calls this."""
-    from rollyard.server.job.job_folder import ServerJobFolder
-    from rollyard.server.job.server_supervisor import run
+    from rollyard.server_process.job.job_folder import ServerJobFolder
+    from rollyard.server_process.job.server_supervisor import run
 
     command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-job", "--data", str(data), *arguments]
     sys.exit(run(ServerJobFolder(data, in_job=True), command))

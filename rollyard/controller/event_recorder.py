@@ -10,7 +10,7 @@ from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import ApiError, NotFound
 from rollyard.kinds.base import KindObject, ObjectMeta, evolve
 from rollyard.kinds.event import Event, InvolvedObject
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from rollyard.core.errors import ApiError, Expired
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,7 +83,7 @@ class Manager:
         self,
         informers: Sequence[Informer[Any]],
         controllers: Sequence[Controller],
-        beside: Sequence[Callable[[], Awaitable[None]]] = (),
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         resync_seconds: float = RESYNC_SECONDS,
     ) -> None:
         self._informers = informers
@@ -113,7 +113,7 @@ class Manager:
                 for informer in self._informers:
                     await informer.synced.wait()
                 for run in self._background:
-                    tasks.create_task(_run_forever(run))
+                    tasks.create_task(run())
                 for controller in self._controllers:
                     for _ in range(controller.workers):
                         tasks.create_task(self._work(controller))
@@ -167,10 +167,6 @@ async def _attempt(reconciler: Reconciler, key: ObjectKey) -> Outcome:
         return Terminal(error)
     except (RollyardError, TimeoutError, OSError) as error:
         return Retry(error)
-
-
-async def _run_forever(run: Callable[[], Awaitable[None]]) -> None:
-    await run()
 
 
 async def _report_failure(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> None:

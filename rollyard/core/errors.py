@@ -59,6 +59,7 @@ RollyardError
 Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
 a reason or an error of the tree. The names of these exceptions, by folder:
 
+- engine: EndRequested
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
 - image_builds: BadMode, BadMount, BadText, NoSuchFile

@@ -25,7 +25,7 @@ from rollyard.doctor import this_machine
 from rollyard.doctor.data_folder import clocks
 from rollyard.doctor.finding import Finding, findings
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.server.advertise import advertised
+from rollyard.server_process.advertise import advertised
 from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.batch_script import JOB_PREFIX, batch_script
 from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here

@@ -17,7 +17,7 @@ SKEW_SECONDS = 2.0
 def data(folder: Path) -> Iterator[Finding]:
     """Probe the folder. Raises Unavailable if the store does not work there, and OSError if the folder is not
     writable."""
-    from rollyard.server.store.journal_mode import choose_journal, file_system_of
+    from rollyard.store.journal_mode import choose_journal, file_system_of
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     journal, kind = choose_journal(folder), file_system_of(folder)

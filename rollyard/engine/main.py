@@ -14,61 +14,45 @@ import os
 import signal
 import socket
 import ssl
-import threading
-from collections.abc import Coroutine
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import aiohttp
 
 from rollyard.client.server_link import ServerLink, address_towards
-from rollyard.core.aio import running, wait_or_timeout
 from rollyard.core.backoff import Backoff
-from rollyard.core.errors import ApiError, Fenced, Incompatible, Invalid, RollyardError, Unavailable
+from rollyard.core.errors import Fenced, Invalid, RollyardError, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.process_tree import adopt_orphans, kill_below
 from rollyard.core.telemetry import set_up_logging
 from rollyard.core.tls_server import stop_tls_server
+from rollyard.engine.end_request import EndRequest, EndRequested
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.gang.worker import run_worker
 from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.launch.launch_plan import LaunchPlan
-from rollyard.engine.launch.template_check import check_template
-from rollyard.engine.process.child_process import EngineFailed
-from rollyard.engine.process.engine_supervisor import EngineHealth, Supervisor
+from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.process.scratch_folder import scratch_folder
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
+from rollyard.engine.registered_engine import RegisteredEngine
+from rollyard.engine.registration import Registration
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
 from rollyard.engine.weights.source import WeightsSource, with_weights
-from rollyard.engine.weights.updater import DRAIN_SECONDS, WeightsUpdater
-from rollyard.kinds.base import Reason
+from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
-from rollyard.wire.base import Identity
-from rollyard.wire.engine import (
-    EngineHeartbeat,
-    EngineHello,
-    EngineOrders,
-    EngineWelcome,
-    WeightsTarget,
-    token_digest,
-)
-from rollyard.wire.tool_proof import ToolProof
+from rollyard.wire.engine import EngineWelcome
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 STOP_SECONDS = 5.0
 """Time that running requests get after SIGTERM. Slurm sends KILL some time after SIGTERM (KillWait), and the engine
 needs a part of this time for its own end."""
 LEFT_SECONDS = 5.0
 """Longest wait for killed processes at the end. Those that wait in the kernel for a file server are not waited for."""
-FINISH_POLL_SECONDS = 0.2
-SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
 """Size of sockaddr_un.sun_path in bytes, less the terminating zero."""
 
@@ -110,7 +94,7 @@ def _serve(link: ServerLink, scratch: Path) -> int:
 
 
 class InferenceServer:
-    """One engine and its reverse proxy."""
+    """One engine and its reverse proxy, from the start of the process to its end."""
 
     def __init__(self, link: ServerLink, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
         """`gang`: the gang that this process leads, if the engine spans nodes."""
@@ -118,22 +102,12 @@ class InferenceServer:
         self._spec = spec
         self._gang = gang
         self._scratch = scratch
-        self._identity: Identity = link.identity()
         uds = scratch / "engine.sock"
         if len(os.fsencode(uds)) > MAX_SOCKET_PATH:
             raise Invalid(f"{uds} is too long for a socket; choose a shorter spec.allocation.scratch, such as /tmp")
         self._uds = uds
-        self._closing = threading.Event()
-        self._fatal: Reason | None = None
-        self._stop = asyncio.Event()
-        self._deadline = math.inf
-        """Loop time at which running requests must have ended."""
-        self._proxy: EngineProxy | None = None
-        self._address = ""
+        self._end = EndRequest()
         self._place: GangRank | None = None
-        self._weights: WeightsUpdater | None = None
-        self._template_checked = False
-        self._tools: ToolProof | None = None
 
     async def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,60 +115,53 @@ class InferenceServer:
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(self._link.session())
             try:
-                self._address = await self._until_stopped(self._own_address())
-                self._supervisor = Supervisor(
+                address = await self._end.result_of(self._own_address())
+                supervisor = Supervisor(
                     LaunchPlan(self._spec, self._uds),
                     self._uds,
                     startup_seconds=self._spec.engine.startup_timeout_seconds,
                     max_deaths=math.inf if self._gang is None else 1,
                 )
-                engine = await stack.enter_async_context(self._supervisor.session())
-                listener, url = _listener(self._address)
+                engine = await stack.enter_async_context(supervisor.session())
+                listener, url = _listener(address)
                 stack.enter_context(listener)
-                key, csr = new_key_and_csr(self._identity.allocation)
-                welcome = await self._until_stopped(self._register(http, url, csr.decode()))
-                assert welcome.certificate is not None
-                self._proxy = EngineProxy(engine, welcome.token, self._closing.is_set)
-                self._weights = self._make_updater(self._proxy, engine, welcome.weights)
-                runner = await self._proxy.open(listener, self._tls(key, welcome.certificate))
+                registration = Registration(self._link, http, url)
+                key, csr = new_key_and_csr(registration.identity.allocation)
+                welcome = await self._end.result_of(registration.register(csr.decode()))
+                proxy = EngineProxy(engine, welcome.token)
+                weights = WeightsUpdater(
+                    self._spec.model,
+                    welcome.weights,
+                    supervisor,
+                    proxy,
+                    self._control(engine),
+                    partial(self._command, address),
+                    engine,
+                    restarts=self._gang is None,
+                )
+                runner = await proxy.open(listener, self._tls(key, welcome))
+                registered = RegisteredEngine(
+                    registration, self._spec.model, supervisor, weights, proxy, self._end, self._gang
+                )
                 try:
-                    return await self._serve(http, url, welcome.heartbeat_seconds)
+                    return await registered.serve(welcome.heartbeat_seconds)
                 finally:
                     await stop_tls_server(runner)
             except Fenced as error:
                 log.error("%s", error)
                 return REPLACED_EXIT
-            except _Stopped:
+            except EndRequested:
                 return 0
 
-    def _make_updater(
-        self, proxy: EngineProxy, http: aiohttp.ClientSession, target: WeightsTarget | None
-    ) -> WeightsUpdater:
+    def _control(self, http: aiohttp.ClientSession) -> EngineControl:
         vllm = self._spec.engine.vllm
-        control: EngineControl = EmbeddedControl(http) if vllm is None else VllmControl(http, vllm.extra_args)
-        return WeightsUpdater(
-            self._spec.model,
-            target,
-            self._supervisor,
-            proxy,
-            control,
-            self._command,
-            http,
-            restarts=self._gang is None,
-        )
+        return EmbeddedControl(http) if vllm is None else VllmControl(http, vllm.extra_args)
 
-    def _command(self, source: WeightsSource) -> LaunchPlan:
+    def _command(self, address: str, source: WeightsSource) -> LaunchPlan:
         folder = str(source.folder)
         if self._gang is not None and self._place is None:
-            self._place = self._gang.lead(self._address, folder)
+            self._place = self._gang.lead(address, folder)
         return LaunchPlan(with_weights(self._spec, folder), self._uds, self._place)
-
-    async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
-        async with running(work) as task, running(self._stop.wait()) as stop:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise _Stopped
-            return task.result()
 
     async def _own_address(self) -> str:
         """Wait for the server's address; return this node's address towards the server."""
@@ -206,150 +173,19 @@ class InferenceServer:
                 log.warning("%s", error)
                 await backoff.wait()
 
-    async def _register(self, http: aiohttp.ClientSession, url: str, csr: str | None) -> EngineWelcome:
-        """Register; retry until the server accepts. Raises Fenced, Incompatible."""
-        hello, backoff = EngineHello(identity=self._identity, url=url, csr=csr), Backoff()
-        while True:
-            try:
-                answer = await self._link.post(http, "/v1/engine/register", hello.model_dump_json())
-                return EngineWelcome.from_wire(answer)
-            except (Fenced, Incompatible):
-                raise
-            except ApiError as error:
-                log.warning("not registered yet: %s", error)
-                await backoff.wait()
-
-    def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
+    def _tls(self, key: bytes, welcome: EngineWelcome) -> ssl.SSLContext:
+        if welcome.certificate is None:
+            raise Invalid("the server sent no certificate for this engine; update the server")
         pem = self._scratch / "proxy.pem"
-        pem.write_bytes(key + certificate.encode())  # the umask makes the file's mode 0600
+        pem.write_bytes(key + welcome.certificate.encode())  # the umask makes the file's mode 0600
         try:
             return server_ssl_context(pem)
         finally:
             pem.unlink()  # the key is now in memory only
 
-    async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
-        """Run the engine and the heartbeat until one of them ends or a stop is requested. Raises Fenced,
-        Incompatible."""
-        assert self._weights is not None
-        async with (
-            running(self._engine(self._weights)) as engine,
-            running(self._beat(http, url, seconds)) as beat,
-            running(self._stop.wait()) as stop,
-        ):
-            try:
-                await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
-                if beat.done():
-                    beat.result()  # raises Fenced or Incompatible
-                # The signal that ended the engine may have been sent to the whole job, and reach this process later.
-                if engine.done() and not await wait_or_timeout(self._stop, SHARED_SIGNAL_SECONDS):
-                    # The reason must reach the server before the job ends.
-                    self._fatal = _reason(engine.exception())
-                    log.critical("%s", self._fatal)
-                    with contextlib.suppress(ApiError):
-                        await self._send_heartbeat(http, url)
-                    return 1
-                await self._finish(http, url)
-                if self._gang is not None:
-                    self._gang.leave()  # before the engine ends: the other ranks must not take its end for a failure
-                return 0
-            finally:
-                self._closing.set()
-
-    async def _engine(self, weights: WeightsUpdater) -> None:
-        """Run the engine for ever, and check the chat template during its start. Raises EngineFailed."""
-        async with running(weights.run()) as engine, running(check_template(self._spec.model)) as check:
-            await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
-            if not engine.done():
-                self._tools = check.result()
-                self._template_checked = True
-            await engine
-
-    async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
-        """Report the engine's state every `seconds`, and at once after a change. Run for ever. Raises Fenced,
-        Incompatible."""
-        assert self._weights is not None
-        assert self._proxy is not None
-        sent: EngineHeartbeat | None = None
-        due = 0.0
-        loop = asyncio.get_running_loop()
-        while True:
-            beat = self._heartbeat(url)
-            if sent is None or _changes_to_report(beat) != _changes_to_report(sent) or loop.time() >= due:
-                try:
-                    orders = await self._send_heartbeat(http, url)
-                    if not orders.known:
-                        welcome = await self._register(http, url, None)
-                        self._proxy.accept(welcome.token)
-                        self._weights.set_target(welcome.weights)
-                        continue
-                    self._weights.set_target(orders.weights)
-                    if orders.tokens:
-                        self._proxy.set_tokens(orders.tokens)
-                    if orders.drain and not self._stop.is_set():
-                        self._end_within(DRAIN_SECONDS)
-                    sent, due = beat, loop.time() + seconds
-                except (Fenced, Incompatible):
-                    raise
-                except ApiError as error:
-                    log.warning("the server did not get the heartbeat: %s", error)
-                    sent, due = beat, loop.time() + seconds / 2
-            await asyncio.sleep(0.1)
-
-    async def _send_heartbeat(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
-        beat = self._heartbeat(url).model_dump_json()
-        return EngineOrders.from_wire(await self._link.post(http, "/v1/engine/heartbeat", beat))
-
-    def _heartbeat(self, url: str) -> EngineHeartbeat:
-        health, weights = self._health(), self._weights
-        assert weights is not None
-        assert self._proxy is not None
-        return EngineHeartbeat(
-            identity=self._identity,
-            url=url,
-            ready=health.ready,
-            reason=health.reason,
-            weights=weights.report,
-            running=health.running,
-            waiting=health.waiting,
-            kv_usage=health.kv_usage,
-            load=health.load,
-            tools=self._tools,
-            context=health.context,
-            token=token_digest(self._proxy.token),
-        )
-
-    def _health(self) -> EngineHealth:
-        if self._fatal:
-            return EngineHealth(False, self._fatal)
-        if self._stop.is_set():
-            # the load is still reported during the drain
-            return replace(self._supervisor.health, ready=False, reason=Reason("Draining"))
-        health, weights = self._supervisor.health, self._weights
-        assert weights is not None
-        if health.ready and not weights.proven:
-            return replace(health, ready=False, reason=Reason("Proving"))
-        if health.ready and not self._template_checked:
-            return replace(health, ready=False, reason=Reason("CheckingTemplate"))
-        if self._supervisor.life == 0 and weights.report.error:
-            return replace(health, reason=None)  # the report of the weights has the reason
-        return health
-
     def _signalled(self, number: signal.Signals) -> None:
         log.warning("received %s: running requests have %g s to finish", number.name, STOP_SECONDS)
-        self._end_within(STOP_SECONDS)
-
-    def _end_within(self, seconds: float) -> None:
-        self._deadline = min(self._deadline, asyncio.get_running_loop().time() + seconds)
-        self._stop.set()
-
-    async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
-        """Report the drain, so that no new requests come. Wait for the running requests until `_deadline`."""
-        with contextlib.suppress(ApiError):
-            await self._send_heartbeat(http, url)
-        assert self._proxy is not None
-        while asyncio.get_running_loop().time() < self._deadline:  # SIGTERM during a drain makes the deadline earlier
-            if await wait_or_timeout(self._proxy.idle, FINISH_POLL_SECONDS):
-                return
+        self._end.end_within(STOP_SECONDS)
 
 
 def _listener(address: str) -> tuple[socket.socket, str]:
@@ -358,19 +194,3 @@ def _listener(address: str) -> tuple[socket.socket, str]:
     listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
     listener.bind((address, 0))
     return listener, f"https://{f'[{address}]' if v6 else address}:{listener.getsockname()[1]}"
-
-
-def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
-    """Return the fields whose changes are reported to the server at once."""
-    return beat.ready, beat.reason, beat.weights, beat.token
-
-
-def _reason(error: BaseException | None) -> Reason:
-    if isinstance(error, EngineFailed):
-        return error.why
-    log.error("the supervisor failed", exc_info=error)
-    return Reason("EngineFailed", f"{type(error).__name__}: {error}")
-
-
-class _Stopped(Exception):
-    """SIGTERM or SIGINT came before the engine was registered."""

@@ -14,6 +14,7 @@ from rollyard.kinds.pool import PoolObject, PoolStatus, Renewal, check_gpus_coun
 from rollyard.kinds.sandbox_template import SandboxTemplate, sandbox_capacities, sandbox_capacity
 from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 
+DEFAULT_MAX_ATTEMPTS = 3
 SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
 DEFAULT_TTL_SECONDS = 30 * 86_400
@@ -107,7 +108,7 @@ class RolloutPoolSpec(KindModel):
     """Resources and image of each sandbox."""
     stages: Stages = Stages()
     """Stage workers of one allocation, and the time that a rollout may spend in each stage."""
-    max_attempts: int = Field(default=3, ge=1, le=20)
+    max_attempts: int = Field(default=DEFAULT_MAX_ATTEMPTS, ge=1, le=20)
     """Greatest number of attempts of a rollout. If the infrastructure fails in each attempt, the rollout ends
     InfraFailed."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)

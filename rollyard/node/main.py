@@ -23,8 +23,9 @@ from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
-from rollyard.node.agent import NodeAgent
+from rollyard.node import agent
 from rollyard.node.own_limits import end_late, raise_soft_limits
+from rollyard.tasks.installed_handlers import load_handlers
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +59,14 @@ async def _run(link: ServerLink) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
-        # The constructor imports plug-ins, which may block the loop for long. So the loop is watched only afterwards.
-        agent = NodeAgent(link, http, models)
+        # Loading imports plug-ins, which may block the loop for long. So the loop is watched only afterwards.
+        handlers = load_handlers()
         try:
             async with running(end_when_stuck(STUCK_SECONDS)):
-                await agent.run(stop)
+                await agent.run(link, http, models, handlers, stop)
         finally:
             faulthandler.cancel_dump_traceback_later()
+            await handlers.close()
     return 0
 
 

@@ -33,8 +33,8 @@ from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver, Job, JobListing
+from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

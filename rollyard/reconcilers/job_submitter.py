@@ -27,8 +27,8 @@ from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.submit_cap import WINDOW_SECONDS, SubmitCap
-from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import BatchScript, Driver, JobIds
+from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

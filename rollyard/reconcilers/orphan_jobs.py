@@ -13,8 +13,8 @@ from rollyard.core.errors import RollyardError
 from rollyard.kinds.allocation import Allocation
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_listings import ListingFeed
-from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver
+from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from rollyard.core.errors import Conflict, NotFound
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, OwnerReference
 from rollyard.kinds.registry import KINDS, Pool
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.store.object_store import ObjectStore
 
 
 async def delete_with_owners(store: ObjectStore, pool: Pool) -> bool:

@@ -40,7 +40,7 @@ from rollyard.reconcilers.owners import delete_with_owners
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation, PoolObserver
 from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size, shown_hours
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 

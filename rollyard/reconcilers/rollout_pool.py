@@ -18,7 +18,7 @@ from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, C
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.staleness import POLICY_ROLE
-from rollyard.server.store.base import ImageHold
+from rollyard.store.base import ImageHold
 from rollyard.wire.node import IMAGE_REASON
 
 

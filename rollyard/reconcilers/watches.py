@@ -36,8 +36,8 @@ from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver
+from rollyard.store.object_store import ObjectStore
 
 T = TypeVar("T", bound=KindObject)
 ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]

@@ -48,34 +48,34 @@ class BashTool:
         self._may_trap_interrupts = False
         """True if a command of this bash may have set a trap for INT, which goes on with the rest of a stopped line."""
 
-    def spawn(self) -> None:
+    def spawn(self) -> ResidentShell:
         """Start bash without waiting until it is ready. If the image's bash cannot be executed, because its loader is missing
         or it is for another machine, ours starts. Raises OSError."""
         program = find_program("bash", self._settings.env["PATH"]) or ["bash"]
         try:
-            self._shell = self._started(program)
+            shell = self._started(program)
         except OSError:
             own = own_bash()
             if own is None or own == program:
                 raise
-            self._shell = self._started(own)
+            shell = self._started(own)
+        self._shell = shell
+        return shell
 
     def _started(self, program: list[str]) -> ResidentShell:
         return ResidentShell(self._settings, self._children, [*program, *_OPTIONS], is_first=not self._was_ready)
 
     def start(self, owner: Owner) -> ResidentShell:
         """Return a bash that is ready. Raises RuntimeError, OSError."""
-        if self._shell is None:
-            self.spawn()
-        assert self._shell is not None
-        if not self._shell.is_ready:
+        shell = self._shell or self.spawn()
+        if not shell.is_ready:
             try:
-                self._shell.get_ready(self._settings, owner)
+                shell.get_ready(self._settings, owner)
             except RuntimeError:
                 self._shell = None
                 raise
             self._was_ready = True
-        return self._shell
+        return shell
 
     def run(self, command: bytes, timeout: float, owner: Owner) -> CommandFinished:
         """Run a command until it ends, until `timeout` seconds are over, or until `owner.stops`."""
@@ -111,7 +111,7 @@ class BashTool:
                 self._stop_command(shell, owner)
         except ShellEnded:
             begun = timed_out or shell.has_read_command()
-            status, restarted = self._end_bash(), True
+            status, restarted = self._end(shell), True
             if not begun:
                 self._capture.pop()
                 return None
@@ -124,12 +124,13 @@ class BashTool:
 
     def drain(self) -> None:
         """Read what background jobs have printed between calls, and drop it. Unread text would block the jobs."""
-        if self._shell is None or not self._shell.is_ready:
+        shell = self._shell
+        if shell is None or not shell.is_ready:
             return
         try:
-            self._shell.drain()
+            shell.drain()
         except ShellEnded:
-            self._end_bash()
+            self._end(shell)
             self._was_lost = True
 
     def idle_fds(self) -> list[int]:
@@ -164,9 +165,8 @@ class BashTool:
         shell.finish(self._capture)
         raise ShellEnded
 
-    def _end_bash(self) -> int | None:
-        assert self._shell is not None
-        shell, self._shell = self._shell, None
+    def _end(self, shell: ResidentShell) -> int | None:
+        self._shell = None
         self._may_trap_interrupts = False
         return shell.end()
 

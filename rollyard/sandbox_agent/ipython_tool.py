@@ -70,69 +70,67 @@ class IPythonTool:
         self._was_lost = False
         self._was_ready = False
 
-    def start(self) -> None:
-        if self._kernel is None:
-            self._kernel = _Kernel(self._settings, self._children, is_first=not self._was_ready)
-            self._was_ready = True
+    def start(self) -> _Kernel:
+        kernel = self._kernel or _Kernel(self._settings, self._children, is_first=not self._was_ready)
+        self._kernel, self._was_ready = kernel, True
+        return kernel
 
     def run(self, code: str, timeout: float) -> CellFinished:
         self.drain()
         try:
-            self.start()
+            kernel = self.start()
         except (RuntimeError, OSError) as error:
             if not self._was_ready:
                 raise
             # It worked before. So a program of the task ends it, or leaves it no process.
             return CellFinished(f"{error}\n".encode("utf-8", "replace"), error=True, timed_out=False, restarted=True)
-        assert self._kernel is not None
         restarted, self._was_lost = self._was_lost, False
         timed_out, exiting = False, False
         cell = _Cell()
         try:
-            cell.id = self._kernel.request(code)
-            if not self._kernel.until_reply(cell, self._capture, time.monotonic() + timeout, self.wake):
+            cell.id = kernel.request(code)
+            if not kernel.until_reply(cell, self._capture, time.monotonic() + timeout, self.wake):
                 timed_out = True
-                self._interrupt(cell)
+                self._interrupt(kernel, cell)
             exiting = cell.exiting
         except KernelUnusable:
             exiting = True
         if exiting:
-            self._end_kernel()
+            self._end(kernel)
         output = self._capture.pop() + cell.result()
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
         """Read what threads and subprocesses of earlier cells have printed. Otherwise their writes would block once the
         pipe is full."""
-        if self._kernel is None:
+        kernel = self._kernel
+        if kernel is None:
             return
         try:
-            self._kernel.read_available(self._capture)
+            kernel.read_available(self._capture)
         except KernelUnusable:
-            self._end_kernel()
+            self._end(kernel)
             self._was_lost = True
 
     def idle_fd(self) -> int | None:
         return self._kernel.printed if self._kernel else None
 
-    def _interrupt(self, cell: _Cell) -> None:
+    def _interrupt(self, kernel: _Kernel, cell: _Cell) -> None:
         """Interrupt the running cell. Raises KernelUnusable if the cell does not stop; the caller then kills the
         kernel."""
-        assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while time.monotonic() < deadline:
             # The interrupt is repeated, because a cell may call `os.system` in a loop, and each running `os.system`
             # swallows one interrupt.
-            self._kernel.interrupt()
+            kernel.interrupt()
             step = min(deadline, time.monotonic() + INTERRUPT_AGAIN_SECONDS)
-            if self._kernel.until_reply(cell, self._capture, step, None):
+            if kernel.until_reply(cell, self._capture, step, None):
                 return
         raise KernelUnusable
 
-    def _end_kernel(self) -> None:
-        if self._kernel is not None:
-            self._kernel.end(self._capture)
-            self._kernel = None
+    def _end(self, kernel: _Kernel) -> None:
+        kernel.end(self._capture)
+        self._kernel = None
 
 
 class _Cell:

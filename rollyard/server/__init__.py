@@ -1,2 +1,1 @@
-"""`rollyard serve`: the process that manages pools and rollouts. `main` starts it, with the parts that
-`parts_and_wakeups` makes."""
+"""Decisions and state of the server: rollouts, batches, endpoints and weights; `server_process` starts it."""

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 import rollyard
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.server.store.journal_mode import LOCAL, file_system_of
+from rollyard.store.journal_mode import LOCAL, file_system_of
 
 UNPACK = Path(__file__).with_name("unpack_python.sh")
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")

@@ -44,4 +44,8 @@ def load_handlers() -> Handlers:
             loaded[entry.name] = GuardedHandler(entry.name, entry.load()())
         except BaseException as error:  # noqa: BLE001 - the boundary to code that is not ours
             failed[entry.name] = with_source_line(error, entry.module)
+            log.error(
+                "task kind %s is not available here: its handler cannot be loaded: %s", entry.name, failed[entry.name]
+            )
+    log.info("task kinds: %s", ", ".join(sorted(loaded)))
     return Handlers(loaded, failed)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
@@ -28,6 +28,13 @@ __all__ = ["Break", "BreakCause", "Conversation"]
 
 BEFORE = 256
 """Number of characters of a rendering that are kept with the turn sampled after it."""
+
+
+@dataclass(frozen=True)
+class _NextPrompt:
+    rendered: str
+    pending: list[int]
+    """Ids at the end of the prompt. These ids are added to the segment when a turn has been sampled."""
 
 
 class Conversation:
@@ -54,10 +61,8 @@ class Conversation:
         self._builders = [SegmentBuilder(opened_by=opened_by)]
         self._settled_count = 0
         """Number of messages up to and including the last sampled turn. The messages after it may still be replaced."""
-        self._rendered: str | None = None
-        """Text of the next prompt; None if it must be rendered first."""
-        self._pending: list[int] = []
-        """Ids at the end of the next prompt. These ids are added to the segment when a turn has been sampled."""
+        self._next: _NextPrompt | None = None
+        """The next prompt; None if it must be rendered first."""
 
     @property
     def segment_count(self) -> int:
@@ -74,13 +79,8 @@ class Conversation:
         Raises TaskError if the template refuses the conversation, and TemplateUnusable if the template fails. Raises
         ContextExceeded, before anything is tokenised, if the text cannot fit into `context` tokens.
         """
-        if self._rendered is None:
-            rendered = self._renderer.whole(self._messages)
-            self._template.token_length.check(rendered, context)
-            new = self._text_after_segment(rendered)
-            self._pending = self._ids(new)
-            self._rendered = rendered
-        return self._builders[-1].ids + self._pending
+        pending = self._next_prompt(context).pending  # this may open a segment
+        return self._builders[-1].ids + pending
 
     def add_sampled(
         self,
@@ -98,12 +98,10 @@ class Conversation:
         versions = [weights_version] * len(ids) if isinstance(weights_version, str) else list(weights_version)
         if not len(ids) == len(logprobs) == len(versions):
             raise ValueError(f"{len(ids)} ids, {len(logprobs)} logprobs and {len(versions)} versions: one each")
-        prompt = self.prompt_ids()
-        rendered, self._rendered = self._rendered, None
-        assert rendered is not None
-        turn = sampled_turn(self._template, ids, prompt)
-        builder = self._builders[-1]
-        builder.append_prompt(self._pending)
+        prompt, self._next = self._next_prompt(), None
+        rendered, builder = prompt.rendered, self._builders[-1]
+        turn = sampled_turn(self._template, ids, builder.ids + prompt.pending)
+        builder.append_prompt(prompt.pending)
         parsed = self._renderer.read(turn.text, turn.opened)
         answer = SampledMessage(len(self._sampled), turn, parsed, rendered[-BEFORE:], self._call_count())
         builder.append_sampled(answer, rendered, logprobs, versions, finish_reason)
@@ -175,6 +173,13 @@ class Conversation:
             builder.segment(builder.prompt_length) for builder in self._builders if builder.prompt_length is not None
         ]
 
+    def _next_prompt(self, context: int | None = None) -> _NextPrompt:
+        if self._next is None:
+            rendered = self._renderer.whole(self._messages)
+            self._template.token_length.check(rendered, context)
+            self._next = _NextPrompt(rendered, self._ids(self._text_after_segment(rendered)))
+        return self._next
+
     def _call_count(self) -> int:
         """Return the number of calls so far."""
         return sum(
@@ -189,7 +194,7 @@ class Conversation:
     def _invalidate(self) -> None:
         """Discard the next prompt after a change of messages. A segment that was opened only for this prompt is
         discarded too."""
-        self._rendered = None
+        self._next = None
         if len(self._builders) > 1 and self._builders[-1].prompt_length is None:
             self._builders.pop()
             self.breaks.pop()

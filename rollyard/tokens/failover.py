@@ -187,9 +187,7 @@ class FailoverPolicy:
 def seed_after(seed: int, drawn: int) -> int:
     """Return the seed with which a request continues at another endpoint after `drawn` tokens.
 
-    The same seed would repeat the draws of the first tokens. The embedded engine's generator (splitmix64) adds
-    SEED_STRIDE with each draw. So the draws of the embedded engine continue as if there had been no failure. Other
-    engines only get a different seed.
+    The same seed would repeat the draws of the first tokens.
     """
     shifted = (seed + drawn * SEED_STRIDE) % 2**64
     return shifted - 2**64 if shifted >= 2**63 else shifted

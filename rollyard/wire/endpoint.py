@@ -12,7 +12,9 @@ from rollyard.wire.base import WireMessage
 VERSION_HEADER = "X-Rollyard-Weights-Version"
 """Header of an answer that is not streamed. Its value is the weights version of the answer's last token."""
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Stride of splitmix64 (Steele, Lea, Flood 2014). The seed `seed + n * SEED_STRIDE` continues a request after n draws."""
+"""A request that continues after n sampled tokens has the seed `seed + n * SEED_STRIDE`. The stride is that of splitmix64
+(Steele, Lea, Flood 2014): an odd number, so that no two seeds of a turn are the same, and far from the distances between
+the seeds of different rollouts."""
 
 
 class Endpoint(WireMessage):

@@ -16,9 +16,9 @@ from rollyard.api.app import build
 from rollyard.api.listener import LINGER_SECONDS
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.registry import parse_object
-from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.store.store import Store
+from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
+from rollyard.store.store import Store
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trust.bearer_tokens import Role
 from simulation.serving import serve_app

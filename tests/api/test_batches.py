@@ -18,7 +18,7 @@ from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, Dataset
 from rollyard.kinds.rollout import RolloutRequest, Status, Task
 from rollyard.server.batches import service
 from rollyard.server.batches.batch_view import view
-from rollyard.server.store.batch_records import BatchRecord, LengthSums
+from rollyard.store.batch_records import BatchRecord, LengthSums
 from tests.api.test_rollouts_waiting import pool
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import Played, PlayedPool

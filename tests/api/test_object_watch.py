@@ -16,7 +16,7 @@ from rollyard.api.selectors import selector
 from rollyard.core.aio import running
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.store.watch import WatchEvent
+from rollyard.store.watch import WatchEvent
 from tests.support.outside_api import Api, Serve
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"

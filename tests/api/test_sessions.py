@@ -290,7 +290,7 @@ async def test_a_call_on_an_endpoint_that_fell_silent_waits_and_goes_on_at_the_n
 
 def test_a_server_starts_without_what_only_sessions_need() -> None:
     heavy = {"transformers", "tokenizers", "torch", "jinja2"}
-    code = f"import sys, rollyard.server.main; print(sorted({heavy} & sys.modules.keys()))"
+    code = f"import sys, rollyard.server_process.main; print(sorted({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rollyard.cli.batches import described
 from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef
 from rollyard.server.batches.batch_view import view
-from rollyard.server.store.batch_records import BatchRecord, LengthSums
+from rollyard.store.batch_records import BatchRecord, LengthSums
 
 BATCH = BatchRecord("default", "b", "", "", "swe", "d", 100.0)
 REQUEST = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))

@@ -17,7 +17,7 @@ from rollyard.client.kubeconfig import Context
 from rollyard.client.node_connection import NodeConnection
 from rollyard.kinds.rollout import Outcome, Stage, Status
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.wire.node import Hello, LeaseRef, ToNode
+from rollyard.wire.node import Hello, LeaseRef
 from tests.support import make
 
 LIMIT_SECONDS = 60.0
@@ -60,11 +60,8 @@ async def heartbeat(file: Path) -> None:
 
 async def connect(file: Path) -> None:
     link = make.server_link(file)
-
-    async def hear(_: ToNode) -> None: ...
-
     async with link.session() as http:
-        await NodeConnection(link, http, lambda: Hello(identity=link.identity(), held=[], widths={}), hear).run()
+        await NodeConnection(link, http).open(lambda: Hello(identity=link.identity()))
 
 
 async def upload(file: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollyard.server.store.object_store import ObjectStore
-from rollyard.server.store.store import Store
+from rollyard.store.object_store import ObjectStore
+from rollyard.store.store import Store
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 from rollyard.controller.event_recorder import MAX_MESSAGE, EventRecorder
 from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.kinds.event import Event
-from rollyard.server.store.object_store import ObjectStore
-from rollyard.server.store.store import Store
+from rollyard.store.object_store import ObjectStore
+from rollyard.store.store import Store
 from tests.support.make import rollout_pool
 
 

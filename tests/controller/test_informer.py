@@ -10,8 +10,8 @@ from rollyard.core.errors import Expired
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.store.object_store import ObjectStore
-from rollyard.server.store.watch import WatchEvent
+from rollyard.store.object_store import ObjectStore
+from rollyard.store.watch import WatchEvent
 from tests.support.make import rollout_pool
 from tests.support.until import until
 

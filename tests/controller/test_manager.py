@@ -15,7 +15,7 @@ from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, Slu
 from rollyard.core.telemetry import RECONCILES
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.store.object_store import ObjectStore
 from tests.support.make import rollout_pool
 from tests.support.until import until
 

@@ -18,8 +18,8 @@ from rollyard.core.lagging_files import read_when_complete
 from rollyard.doctor import compute_node
 from rollyard.image_builds.build_task import BuildResult, BuildTask
 from rollyard.image_builds.run_build import BuildOptions
-from rollyard.server.job.job_folder import ServerJobFolder
-from rollyard.server.job.server_supervisor import run
+from rollyard.server_process.job.job_folder import ServerJobFolder
+from rollyard.server_process.job.server_supervisor import run
 
 FIRST = [None, 0.0, 0.5]
 """Share of the file that can be seen at first; None: it is missing."""

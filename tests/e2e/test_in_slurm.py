@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.server.job.job_folder import ServerJobFolder
-from rollyard.server.store.folder_lock import FolderLock, JobRun
+from rollyard.server_process.job.job_folder import ServerJobFolder
+from rollyard.store.folder_lock import FolderLock, JobRun
 from tests.support import forked_commands
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.standstill import freeze

@@ -14,7 +14,7 @@ from rollyard.kinds.failure_table import ENDINGS, Again, Ending, Fault, ending_o
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.node.lease_run import FAILURES
 from rollyard.server.rollouts.step import Finished, step
-from rollyard.server.store.base import BlobRef
+from rollyard.store.base import BlobRef
 from tests.server.rollouts.test_step import granted
 from tests.support.make import rollout
 

@@ -17,10 +17,9 @@ from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent import NodeAgent, _memory_shortage, _room
-from rollyard.sandbox.free_memory import whole_memory
-from rollyard.server.main import RollyardServer, ServeOptions
+from rollyard.node import agent as node_agent
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent as Connected
+from rollyard.server_process.main import RollyardServer, ServeOptions
 from rollyard.tasks import installed_handlers
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.files import AllocationFile
@@ -98,23 +97,15 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
 @contextlib.asynccontextmanager
 async def at_work(link: ServerLink) -> AsyncIterator[None]:
-    stop = asyncio.Event()
+    stop, handlers = asyncio.Event(), installed_handlers.load_handlers()
     async with link.session() as http:
-        running = asyncio.create_task(NodeAgent(link, http, http).run(stop))
+        running = asyncio.create_task(node_agent.run(link, http, http, handlers, stop))
         try:
             yield
         finally:
             stop.set()
             await running
-
-
-def test_there_are_no_more_sandboxes_than_fit_into_the_jobs_memory() -> None:
-    assert _room(1 << 20, places=100) == 100
-    assert _room(whole_memory() // 4, places=100) == 3, "a reserve stays free"
-    assert _room(whole_memory() * 2, places=100) == 1
-    assert _memory_shortage(1 << 30, 10, 10) == ""
-    assert _memory_shortage(1 << 30, 6, 10).startswith("has memory for 6 of 10 sandboxes: its job has ")
-    assert _memory_shortage(1 << 30, 6, 10).endswith(" of memory, and each sandbox may take 1.0 GiB")
+            await handlers.close()
 
 
 async def test_a_changed_sandbox_makes_no_more_places_in_what_works_with_the_old_one(yard: Yard) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.server.store.store import Store
+from rollyard.store.store import Store
 from tests.support.reconciler_site import Site
 
 

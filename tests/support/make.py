@@ -22,8 +22,8 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.store.base import RolloutRecord
 from rollyard.slurm.base import Job, JobListing
+from rollyard.store.base import RolloutRecord
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, WeightsReport

@@ -19,7 +19,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Outcome, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Welcome
+from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode
 from tests.support.yard import Yard
 
 ROOM = 32
@@ -73,12 +73,18 @@ class NullNode:
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
         self._uploads = ResultUploads(link, http)
-        self._line = NodeConnection(link, http, self._hello, self._hear)
+        self._line = NodeConnection(link, http)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._line.run())
+            group.create_task(self._stay_connected())
             group.create_task(self._beat())
+
+    async def _stay_connected(self) -> None:
+        while True:
+            opened = await self._line.open(self._hello)
+            self._start(self._ask())
+            await self._line.receive(opened, self._hear)
 
     async def _beat(self) -> None:
         while True:
@@ -95,8 +101,6 @@ class NullNode:
         return Hello(identity=self._identity, held=list(self._held.values()))
 
     async def _hear(self, message: ToNode) -> None:
-        if isinstance(message, Welcome):
-            asyncio.get_running_loop().call_soon(self._start, self._ask())
         if isinstance(message, Grant):
             for lease in message.leases:
                 self._start(self._answer(lease))

@@ -13,7 +13,7 @@ import openai
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord
-from rollyard.server.parts_and_wakeups import Parts
+from rollyard.server_process.parts_and_wakeups import Parts
 from tests.support import make
 
 QUESTION: list[dict[str, Any]] = [

@@ -9,9 +9,9 @@ import zstandard
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status, Turn
-from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.step import Granted, step
-from rollyard.server.store.base import RolloutRecord, Transaction
+from rollyard.server_process.parts_and_wakeups import Parts
+from rollyard.store.base import RolloutRecord, Transaction
 from rollyard.wire.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
 
@@ -74,7 +74,7 @@ class PlayedPool:
             timings={"run": played.seconds},
         )
         blob = zstandard.compress(encode([outcome]))
-        await self._parts.rollouts.finish(header, "u", blob, max_attempts=1)
+        await self._parts.rollouts.finish(header, "u", blob)
 
     async def play(self, play: Play, most: int = 1_000_000) -> int:
         """Run what is queued, one after another, until nothing is queued; return the number of rollouts."""

@@ -21,13 +21,13 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.step import Granted, step
-from rollyard.server.store.base import RolloutFilter, Transaction
-from rollyard.server.store.store import Store
+from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.base import BatchScript, Job, JobIds, JobListing
 from rollyard.slurm.local_driver import LocalDriver
+from rollyard.store.base import RolloutFilter, Transaction
+from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 from tests.support.until import until
 

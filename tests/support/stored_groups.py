@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.server.store.batch_records import GroupRecord
-from rollyard.server.store.store import Store
+from rollyard.store.batch_records import GroupRecord
+from rollyard.store.store import Store
 
 
 async def stored_groups(data: Path, series: str, namespace: str = "default") -> list[GroupRecord]:

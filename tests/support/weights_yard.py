@@ -151,7 +151,7 @@ async def yard(
     headers = {"Authorization": f"Bearer {TOKEN}"}
     connector = aiohttp.TCPConnector(ssl=certified[1], limit=0)
     async with supervisor.session() as http, aiohttp.ClientSession(url, connector=connector, headers=headers) as client:
-        proxy = EngineProxy(http, TOKEN, lambda: False)
+        proxy = EngineProxy(http, TOKEN)
 
         def command(source: WeightsSource) -> Any:
             return LaunchPlan(with_weights(pool, str(source.folder)), uds)

@@ -17,7 +17,7 @@ from rollyard.core.aio import running
 from rollyard.core.errors import NoProgress
 from rollyard.kinds.batch import BatchRequest, DatasetRef
 from rollyard.kinds.rollout import Status
-from rollyard.server.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord
 from tests.api.test_rollouts_waiting import pool
 from tests.support.lazy_module import LazyModule
 from tests.support.outside_api import Api, Serve

@@ -17,8 +17,9 @@ from rollyard.core.errors import Incompatible
 from rollyard.engine.main import InferenceServer
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.node.agent import NodeAgent
+from rollyard.node import agent
 from rollyard.reconcilers.allocation_folder import last_output
+from rollyard.tasks.installed_handlers import Handlers
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.base import MIN_PROTOCOL, PROTOCOL, Identity, protocol_refusal
 from tests.node.test_agent import Yard
@@ -51,7 +52,7 @@ async def test_a_node_agent_of_another_time_ends(
         link = await yard.allocate(server)
         async with link.session() as http, asyncio.timeout(60):
             with pytest.raises(Incompatible, match=sentence):
-                await NodeAgent(link, http, http).run(asyncio.Event())
+                await agent.run(link, http, http, Handlers({}, {}), asyncio.Event())
 
 
 @pytest.mark.parametrize(("protocol", "sentence"), [OLD, NEW])

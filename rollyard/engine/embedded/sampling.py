@@ -2,7 +2,8 @@
 
 The logprobs are the model's own, before temperature, truncation and masks, as vLLM reports them by default. The random number
 of a request's i-th draw is a pure function of the request's seed and i. So neither the rest of the batch nor the timing
-changes this number.
+changes this number. A request that continues with a seed moved by SEED_STRIDE for each token sampled so far draws as if it
+had never been interrupted.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import hmac
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -49,14 +49,13 @@ RETRY_AFTER = "5"
 class EngineProxy:
     """A reverse proxy that streams the answers to token requests. When a client disconnects, its request to the engine ends."""
 
-    def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
-        """`ending`: returns True while the engine is being ended. A missing answer is then expected, and not logged as
-        a fault."""
+    def __init__(self, engine: aiohttp.ClientSession, token: str) -> None:
         self._engine = engine
         self._tokens: tuple[str, ...] = (token,)
         self.epochs = EpochRelay()
         self.transfer = TransferGate(engine)
-        self._ending = ending
+        self.ending = False
+        """True while the engine is being ended. A missing answer is then expected, and not logged as a fault."""
         self._in_flight = 0
         self.idle = asyncio.Event()
         """Event that is set while no request is in progress."""
@@ -121,7 +120,7 @@ class EngineProxy:
         except Conflict as why:
             return _error(why.code, why.reason, str(why))
         except aiohttp.ClientError as error:
-            if self._ending():
+            if self.ending:
                 refused = _error(503, "NotReady", "this model server is shutting down")
                 refused.headers["Retry-After"] = RETRY_AFTER
                 return refused

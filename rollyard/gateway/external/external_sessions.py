@@ -304,13 +304,12 @@ class ExternalSessions:
 
     async def _live(self, found: ExternalSession) -> LiveSession:
         """Return the session's parts; rebuild them after a restart. Raises TemplateUnusable, Unavailable."""
-        if found.live is None:
-            found.touch()
-            if found.rebuilding is None or found.rebuilding.done():
-                found.rebuilding = asyncio.create_task(self._rebuild(found))
-            await asyncio.shield(found.rebuilding)
-        assert found.live is not None
-        return found.live
+        if found.live is not None:
+            return found.live
+        found.touch()
+        if found.rebuilding is None or found.rebuilding.done():
+            found.rebuilding = asyncio.create_task(self._rebuild(found))
+        return await asyncio.shield(found.rebuilding)
 
     async def _rebuild(self, found: ExternalSession) -> LiveSession:
         stored = found.stored

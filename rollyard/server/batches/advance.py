@@ -27,7 +27,7 @@ from typing import TypeVar
 from rollyard.kinds.batch import BatchRequest, BatchStatus
 from rollyard.server.batches.draw import may_return
 from rollyard.server.batches.judge import Verdict, judge
-from rollyard.server.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState, SeriesRecord
+from rollyard.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState, SeriesRecord
 
 FORGET = 0.99
 """Factor by which each verdict reduces the weight of earlier verdicts, so that the informative rate follows the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollyard.kinds.batch import BatchRequest, BatchView, DeliveryBias, FilteredGroups
 from rollyard.server.batches.advance import MANY_FAULTY, informative_rate, only_tries, wanted
-from rollyard.server.store.batch_records import BatchRecord, LengthSums, SeriesRecord
+from rollyard.store.batch_records import BatchRecord, LengthSums, SeriesRecord
 
 
 def view(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
+from rollyard.store.batch_records import GroupRecord, LengthSums, TaskHistory
 
 
 def discarded_lengths(

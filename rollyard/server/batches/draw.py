@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rollyard.server.store.batch_records import GroupRecord, PutBack, SeriesRecord, TaskHistory
+from rollyard.store.batch_records import GroupRecord, PutBack, SeriesRecord, TaskHistory
 
 MAX_STREAK = 6
 """Longest streak (number of uninformative groups in a row) that counts. A task with this streak is drawn in one of 64

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from rollyard.kinds.batch import BatchFilter
-from rollyard.server.store.batch_records import EndedRollout
+from rollyard.store.batch_records import EndedRollout
 
 
 class Verdict(Enum):

@@ -17,8 +17,8 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.advance import wanted
 from rollyard.server.batches.service import BatchService
 from rollyard.server.batches.settlement import parsed_request
-from rollyard.server.store.batch_records import BatchRecord
-from rollyard.server.store.batch_store import BatchStore
+from rollyard.store.batch_records import BatchRecord
+from rollyard.store.batch_store import BatchStore
 
 log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0

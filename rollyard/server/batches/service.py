@@ -25,9 +25,9 @@ from rollyard.server.batches.task_lines import digest_of, source_digest
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService
-from rollyard.server.store.base import RolloutFilter, RolloutRecord, Transaction
-from rollyard.server.store.batch_records import BatchRecord, BatchTables, DatasetRecord, GroupRecord, SeriesRecord
-from rollyard.server.store.batch_store import BatchStore
+from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
+from rollyard.store.batch_records import BatchRecord, BatchTables, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.store.batch_store import BatchStore
 
 TASKS_A_WRITE = 2000
 MAX_RUNNING = 1000

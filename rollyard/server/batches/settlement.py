@@ -51,8 +51,8 @@ from rollyard.server.batches.task_history import with_group
 from rollyard.server.rollouts.new_rollouts import expand
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.step import Cancelled
-from rollyard.server.store.base import RolloutRecord, Transaction
-from rollyard.server.store.batch_records import (
+from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.batch_records import (
     BatchRecord,
     EndedRollout,
     GroupKey,

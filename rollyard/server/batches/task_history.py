@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
+from rollyard.store.batch_records import GroupRecord, LengthSums, TaskHistory
 
 MEAN_ROLLOUTS = 64
 """Greatest weight of the old mean, in rollouts, when the rollouts of a new group are added. So the means follow the

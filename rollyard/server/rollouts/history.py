@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_history import ChosenEndpoint, HistoryEntry, HistoryEvent, RolloutHistory
-from rollyard.server.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord
 
 KEPT_FIRST, KEPT_LAST = 8, 24
 MAX_TEXT_CHARS = 200

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.store.base import ImageHold
+from rollyard.store.base import ImageHold
 from rollyard.wire.node import ImageFault
 
 FIRST_SECONDS = 5.0

@@ -13,7 +13,7 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.image_prefetch import PrefetchNode, assign
-from rollyard.server.store.rollout_store import RolloutStore
+from rollyard.store.rollout_store import RolloutStore
 from rollyard.wire.node import StageImages
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.step import Event, Finished, RunStored, SnapshotTaken, check_fence
-from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot, Transaction, allocation_uid
+from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot, Transaction, allocation_uid
 from rollyard.wire.node import LeaseRef, ResultHeader, SnapshotHeader
 
 MAX_SNAPSHOTS_BYTES = 512 << 20
@@ -57,7 +57,7 @@ def run_report(run: StoredRun, holder_uid: str, now: float) -> Report:
     return pick
 
 
-def result_report(header: ResultHeader, holder_uid: str, blob: bytes | None, max_attempts: int, now: float) -> Report:
+def result_report(header: ResultHeader, blob: bytes | None, holder_uid: str, max_attempts: int, now: float) -> Report:
     """`blob`: the tokens; None if RUN has stored them, or if there are none."""
     ref, status = header.lease, Status(header.status)
     summary: dict[str, Any] = {

@@ -16,7 +16,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.session_index import SessionIndex
-from rollyard.server.store.base import RolloutRecord, allocation_uid
+from rollyard.store.base import RolloutRecord, allocation_uid
 from rollyard.wire.node import LeaseKey, LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0

@@ -12,7 +12,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.values.image_reference import normal_form
-from rollyard.server.store.base import QueueRanks, RolloutRecord, Transaction
+from rollyard.store.base import QueueRanks, RolloutRecord, Transaction
 
 MAX_PER_REQUEST = 4096
 MAX_TASK_BYTES = 1 << 20

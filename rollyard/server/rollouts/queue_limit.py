@@ -8,7 +8,7 @@ from collections import Counter
 from rollyard.core.clock import Clock
 from rollyard.core.errors import TooManyRequests
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.store.rollout_store import RolloutStore
+from rollyard.store.rollout_store import RolloutStore
 
 RETRY_SECONDS = 5
 RECOUNT_SECONDS = 1.0

@@ -10,7 +10,7 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS, RolloutPool
-from rollyard.server.store.store import Store
+from rollyard.store.store import Store
 
 log = logging.getLogger(__name__)
 

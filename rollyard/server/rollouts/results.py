@@ -11,7 +11,7 @@ import zstandard
 from rollyard.core.errors import Invalid, TooLarge
 from rollyard.kinds.base import Reason
 from rollyard.kinds.rollout import Outcome, RolloutRequest, RolloutView, Stage, Status
-from rollyard.server.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord
 from rollyard.wire.columns import Columns, columns_of, decode
 from rollyard.wire.frames import unframed
 from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader

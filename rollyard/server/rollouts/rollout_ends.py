@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.telemetry import ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
 from rollyard.kinds.rollout import RolloutKey
-from rollyard.server.store.base import RolloutRecord
-from rollyard.server.store.rollout_store import RolloutStore
+from rollyard.store.base import RolloutRecord
+from rollyard.store.rollout_store import RolloutStore
 
 
 class RolloutEnds:

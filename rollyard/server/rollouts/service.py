@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from rollyard.kinds.failure_table import ENDINGS, NODE_AGENT_ERROR, Again, Endin
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent, RolloutHistory
+from rollyard.kinds.rollout_pool import DEFAULT_MAX_ATTEMPTS
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.history import history_of
@@ -48,7 +49,7 @@ from rollyard.server.rollouts.step import (
     StopHolder,
 )
 from rollyard.server.routing.staleness import StalenessVerdict
-from rollyard.server.store.base import (
+from rollyard.store.base import (
     GroupVersions,
     ImageHold,
     RolloutFilter,
@@ -57,7 +58,7 @@ from rollyard.server.store.base import (
     VersionBound,
     allocation_uid,
 )
-from rollyard.server.store.rollout_store import RolloutStore
+from rollyard.store.rollout_store import RolloutStore
 from rollyard.wire.node import Cancel, LeaseRef, ResultHeader, SnapshotHeader
 
 log = logging.getLogger(__name__)
@@ -84,14 +85,17 @@ class RolloutService:
         node_agents: ConnectedNodeAgents,
         leases: Leases,
         settle_groups: SettleGroups,
+        max_attempts: Callable[[PoolKey], Awaitable[int]],
     ) -> None:
-        """`settle_groups` is called at the end of each transaction that `transact` runs."""
+        """`settle_groups` is called at the end of each transaction that `transact` runs. `max_attempts`: returns a pool's
+        limit of attempts."""
         self._store = store
         self._clock = clock
         self._node_agents = node_agents
         self.leases = leases
         self.completion_rate = CompletionRate(clock)
         self._settle_groups = settle_groups
+        self._max_attempts = max_attempts
         self.rollout_queued = Signal[[PoolKey, float]]()
         """Signal: this pool has a queued rollout that can be leased from this time on (Unix seconds)."""
         self.ends = RolloutEnds(store, self.get)
@@ -208,30 +212,35 @@ class RolloutService:
         now = self._clock.time()
         await self.transact(lambda tx, changes: put_snapshot(tx, changes, header, holder_uid, archive, now))
 
-    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes | None, max_attempts: int) -> None:
+    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes | None) -> None:
         """Store the holder's result. `blob`: the tokens, if RUN has stored none. One transaction checks the fence and writes
         record and blob. Raises Fenced, Invalid."""
-        _raise_first(await self.finish_all([(header, blob, max_attempts)], holder_uid))
+        _raise_first(await self.finish_all([(header, blob)], holder_uid))
 
     async def finish_all(
-        self, results: Sequence[tuple[ResultHeader, bytes | None, int]], holder_uid: str
+        self, results: Sequence[tuple[ResultHeader, bytes | None]], holder_uid: str
     ) -> list[Fenced | None]:
         """Store several results from one node agent in one transaction. Return for each result the error, or None.
 
-        `results`: for each result the header, the tokens (None: RUN has stored them), and the greatest number of attempts.
+        `results`: for each result the header and the tokens (None: RUN has stored them).
         """
-        now = self._clock.time()
+        now, most = self._clock.time(), [await self._attempts(header.lease) for header, _ in results]
         return await self._step_each(
-            [result_report(header, holder_uid, blob, most, now) for header, blob, most in results]
+            [result_report(*result, holder_uid, limit, now) for result, limit in zip(results, most, strict=True)]
         )
 
-    async def fail(self, ref: LeaseRef, holder_uid: str, message: str, max_attempts: int) -> None:
-        """Record that the rollout caused an error in the node agent's code. This uses up one of `max_attempts`. Raises
+    async def fail(self, ref: LeaseRef, holder_uid: str, message: str) -> None:
+        """Record that the rollout caused an error in the node agent's code. This uses up one of its attempts. Raises
         Fenced."""
-        row = NODE_AGENT_ERROR
+        row, most = NODE_AGENT_ERROR, await self._attempts(ref)
         error = row.error(ref.stage, message or "it caused an error in the code of the node agent")
-        fault = Finished(self._clock.time(), ref.fence, row.status, None, error, None, max_attempts, 0)
+        fault = Finished(self._clock.time(), ref.fence, row.status, None, error, None, most, 0)
         await self._step_records(lambda tx: [(held_record(tx, ref, holder_uid), fault)])
+
+    async def _attempts(self, ref: LeaseRef) -> int:
+        """Return the greatest number of attempts of a leased rollout. A void lease uses up none."""
+        lease = self.leases.get(ref.rollout)
+        return await self._max_attempts(lease.pool) if lease is not None else DEFAULT_MAX_ATTEMPTS
 
     async def hand_back(self, ref: LeaseRef, holder_uid: str, reason: str, *, handed_back: bool) -> None:
         """Take back a lease from its holder, as `lose`. Raises Fenced if another allocation holds it."""

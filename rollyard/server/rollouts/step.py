@@ -40,7 +40,7 @@ from rollyard.kinds.failure_table import (
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.history import LeaseChoice, with_entry
-from rollyard.server.store.base import BlobRef, RolloutRecord
+from rollyard.store.base import BlobRef, RolloutRecord
 from rollyard.wire.node import IMAGE_REASON
 
 SUSPECT_LOSSES = 3

@@ -7,8 +7,8 @@ from typing import TypeVar
 from rollyard.core.errors import NotFound
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout_pool import RolloutPool, Stages
-from rollyard.server.store.object_store import ObjectStore
+from rollyard.kinds.rollout_pool import DEFAULT_MAX_ATTEMPTS, RolloutPool, Stages
+from rollyard.store.object_store import ObjectStore
 
 P = TypeVar("P", RolloutPool, InferencePool)
 
@@ -39,3 +39,8 @@ class StoredPools:
     async def stages(self, key: PoolKey) -> Stages:
         """Return the stages of the pool. Raises NotFound."""
         return (await self.rollout_pool(key)).spec.stages
+
+    async def max_attempts(self, key: PoolKey) -> int:
+        """Return the pool's limit of attempts; the default if the pool is gone."""
+        pool = await self.find(RolloutPool, *key)
+        return pool.spec.max_attempts if pool is not None else DEFAULT_MAX_ATTEMPTS

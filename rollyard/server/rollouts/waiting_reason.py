@@ -16,7 +16,8 @@ from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.rollouts.dispatch import exclusive_limit, needed_seconds
+from rollyard.server.rollouts.dispatch import exclusive_limit
+from rollyard.server.rollouts.grant_round import needed_seconds
 from rollyard.server.rollouts.pool_shortage import (
     PoolShortage,
     WaitReason,
@@ -35,7 +36,7 @@ from rollyard.server.rollouts.pool_shortage import (
 )
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions, why_waiting
-from rollyard.server.store.base import GroupVersions, ImageHold, RolloutRecord
+from rollyard.store.base import GroupVersions, ImageHold, RolloutRecord
 from rollyard.wire.node import IMAGE_REASON
 
 LOOK_AHEAD_RECORDS = 10_000
@@ -63,7 +64,7 @@ class QueueView:
     name: str
     now: float
     """Unix seconds."""
-    pool: RolloutPool | None
+    pool: RolloutPool
     supplies: Sequence[ModelSupply] = ()
     allocations: Sequence[Allocation] = ()
     """The RolloutPool's own allocations."""
@@ -84,19 +85,23 @@ class QueueView:
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
-def explain(record: RolloutRecord, view: QueueView) -> Reason | None:
-    """Return a word from ROWS, and `sentence (since ...)`; None if the rollout is not queued."""
+def explain(record: RolloutRecord, view: QueueView | None) -> Reason | None:
+    """Return a word from ROWS, and `sentence (since ...)`; None if the rollout is not queued. `view`: None if the rollout's
+    pool does not exist."""
     if record.status is not Status.QUEUED:
         return None
+    if view is None:
+        missing = f"RolloutPool {record.pool} does not exist; create it, or cancel the rollout"
+        return Reason("PoolNotFound", f"{missing} (since {time_text(record.queued_at)})")
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
     return Reason(word, f"{fact.sentence} (since {time_text(max(since, record.queued_at))})")
 
 
-def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> Reason:
+def explain_parked(record: RolloutRecord, view: QueueView | None, since: float) -> Reason:
     """Return PARKED and `sentence (since ...)` for a rollout in RUN that has lost its model server and has found no other."""
-    facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
+    facts = (row(record, view) for word, row in ROWS if view is not None and word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
     return Reason(PARKED, f"in RUN, its budget stands still: {why} (since {time_text(since)})")
@@ -110,20 +115,14 @@ def explain_preparing(agent: ConnectedNodeAgent) -> Reason | None:
 # reasons that time does not remove
 
 
-def _pool_missing(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    if view.pool is not None:
-        return None
-    return WaitReason(f"RolloutPool {view.name} does not exist; create it, or cancel the rollout")
-
-
 def _pool_deleting(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    if view.pool is None or view.pool.metadata.deletion_timestamp is None:
+    if view.pool.metadata.deletion_timestamp is None:
         return None
     return WaitReason(f"RolloutPool {view.name} is being deleted", view.pool.metadata.deletion_timestamp)
 
 
 def _suspended(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    if view.pool is None or not view.pool.spec.suspend:
+    if not view.pool.spec.suspend:
         return None
     sentence = f"RolloutPool {view.name} is suspended; `rollyard resume rp/{view.name}` resumes it"
     return WaitReason(sentence, _condition_since(view.pool.status, "Suspended", "True"))
@@ -179,7 +178,6 @@ def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    assert view.pool is not None
     image = record.image or view.pool.spec.sandbox.default_image or ""
     hold = view.image_holds.get(image)
     if hold is None or record.stage is Stage.EVAL or (hold.trying and not hold.failures):
@@ -195,7 +193,6 @@ def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def _image_pulled(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    assert view.pool is not None
     image = record.image or view.pool.spec.sandbox.default_image or ""
     hold = view.image_holds.get(image)
     if hold is None or record.stage is Stage.EVAL or hold.failures or hold.until <= view.now:
@@ -204,7 +201,6 @@ def _image_pulled(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    assert view.pool is not None
     sentence = why_waiting(record, view.pool.spec.inference.get(POLICY_ROLE, ""), view.served)
     return WaitReason(sentence) if sentence is not None else None
 
@@ -226,7 +222,7 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
     for supply in _needed_supplies(record, view):
         if supply.pool is not None and not supply.ready:
             yield PoolShortage(supply.pool, active(supply.allocations), view.now)
-    if view.pool is not None and not view.node_agents:
+    if not view.node_agents:
         yield PoolShortage(view.pool, active(view.allocations), view.now)
 
 
@@ -235,7 +231,6 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
 
 def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     """Return a reason if each node agent's walltime is too short for the budgets of the remaining stages."""
-    assert view.pool is not None
     able = [a for a in view.node_agents if record.task_kind in a.kinds]
     ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
     if not ends or len(ends) < len(able):
@@ -309,7 +304,6 @@ def _in_queue(record: RolloutRecord, view: QueueView) -> WaitReason:
 
 
 ROWS: tuple[tuple[str, Row], ...] = (
-    ("PoolNotFound", _pool_missing),
     ("PoolDeleting", _pool_deleting),
     ("PoolSuspended", _suspended),
     ("InferencePoolNotFound", _inference_missing),

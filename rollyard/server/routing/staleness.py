@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rollyard.kinds.failure_table import WEIGHTS_GONE, WEIGHTS_STALE, Ending
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBound
+from rollyard.store.base import GroupVersions, RolloutRecord, VersionBound
 from rollyard.wire.endpoint import Endpoint
 
 POLICY_ROLE = "policy"

@@ -182,7 +182,7 @@ def _set_initial_version(
             )
         else:
             continue
-        return _with_current(evolve(weights, current=record), record)
+        return _with_current(weights, record)
     return weights
 
 
@@ -234,10 +234,11 @@ def _advance_operation(
     endpoints = _next_to_update(operation, endpoints, members, now)
     done = sum(p.phase == "Done" for p in endpoints.values())
     update = {"phase": "Updating", "total": len(members), "done": done, "endpoints": endpoints, "message": ""}
-    weights = evolve(weights, operation=evolve(operation, **update))
+    operation = evolve(operation, **update)
+    weights = evolve(weights, operation=operation)
     if done:
-        weights = _with_current(weights, operation.target)
-    ended = _finish_if_done(weights, now)
+        weights = _with_record(weights, operation.target)
+    ended = _finish_if_done(weights, operation, now)
     return WeightsStep(ended.weights, (*events, *ended.events))
 
 
@@ -339,7 +340,7 @@ def _next_to_update(
     return {id: _in_phase(p, "Ordered", now) if id in chosen else p for id, p in endpoints.items()}
 
 
-def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
+def _with_record(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
     """Return the status with this version as the newest in the history."""
     there = weights.record(record.version)
     if there is not None and there is weights.history[-1]:
@@ -353,14 +354,17 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
     return evolve(weights, **update)
 
 
-def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
+def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
+    """Return the status with this version as the current one, and as the newest in the history."""
+    return _with_record(evolve(weights, current=record), record)
+
+
+def _finish_if_done(weights: WeightsStatus, operation: WeightsOperation, now: datetime) -> WeightsStep:
     """End the operation once no endpoint is being updated. Endpoints that wait for their update keep the operation
     running, unless the operation is given up.
 
     If endpoints failed and none succeeded, the earlier version stays current.
     """
-    operation = weights.operation
-    assert operation is not None
     phases = [p.phase for p in operation.endpoints.values()]
     failed, done = phases.count("Failed"), phases.count("Done")
     hopeless = operation.target.mode == "Drain" and not done and failed >= GIVE_UP_FAILURES
@@ -373,17 +377,13 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
         message = (
             f"{target.version} failed on {failed} of {len(phases)} endpoints and no endpoint serves it; {stays} stays"
         )
-        return _close_operation(
-            weights, "Failed", f"{message}. {first}", PoolEvent("WeightsUpdateGivenUp", message, True), now
-        )
-    weights = _with_current(weights, target)
-    current = weights.record(target.version)
-    assert current is not None
+        given_up = PoolEvent("WeightsUpdateGivenUp", message, True)
+        return _close_operation(weights, operation, "Failed", f"{message}. {first}", given_up, now)
     message = f"{target.version} is served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
     message += _from_folder(operation)
     event = PoolEvent("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
-    return _close_operation(evolve(weights, current=current), "Complete", words, event, now)
+    return _close_operation(_with_current(weights, target), operation, "Complete", words, event, now)
 
 
 def _from_folder(operation: WeightsOperation) -> str:
@@ -392,9 +392,9 @@ def _from_folder(operation: WeightsOperation) -> str:
     return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
 
-def _close_operation(weights: WeightsStatus, phase: str, message: str, event: PoolEvent, now: datetime) -> WeightsStep:
-    operation = weights.operation
-    assert operation is not None
+def _close_operation(
+    weights: WeightsStatus, operation: WeightsOperation, phase: str, message: str, event: PoolEvent, now: datetime
+) -> WeightsStep:
     update = {
         "phase": phase,
         "message": message,

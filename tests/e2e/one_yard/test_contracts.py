@@ -27,8 +27,8 @@ from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import SandboxFactory
-from rollyard.server.store.base import BlobRef
-from rollyard.server.store.blobs import read_blob
+from rollyard.store.base import BlobRef
+from rollyard.store.blobs import read_blob
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from rollyard.wire.columns import decode
 from tests.support.recompute import differences

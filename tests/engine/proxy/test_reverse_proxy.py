@@ -56,7 +56,7 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
         Supervisor(nothing, uds).session() as engine,
         aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
     ):
-        proxy = EngineProxy(engine, TOKEN, lambda: False)
+        proxy = EngineProxy(engine, TOKEN)
         runner = await proxy.open(listener, server_tls)
         try:
             yield Open(proxy, url, client)

@@ -28,7 +28,7 @@ from rollyard.engine.weights.source import folder_checksum
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.weights import Mode
 from rollyard.server.batches.draw import engine_priority
-from rollyard.server.store.batch_records import TaskHistory
+from rollyard.store.batch_records import TaskHistory
 from rollyard.tokens.endpoint_dialects import COMPLETIONS
 from rollyard.wire.engine import WeightsTarget
 from tests.engine.proxy.test_weights_transfer import done, parts_of, transferring

@@ -11,9 +11,9 @@ from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.task_lines import canonical
-from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.store.store import Store
+from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
+from rollyard.store.store import Store
 from tests.support.played_pool import PlayedPool
 
 

@@ -29,7 +29,7 @@ from rollyard.server.batches.advance import (
     advance,
     wanted,
 )
-from rollyard.server.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState
+from rollyard.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState
 
 BATCH = BatchRecord("default", "b", "digest", "{}", "swe", "d", 100.0)
 

@@ -21,7 +21,7 @@ from rollyard.server.batches.draw import (
     place,
     put_back,
 )
-from rollyard.server.store.batch_records import GroupRecord, SeriesRecord, TaskHistory
+from rollyard.store.batch_records import GroupRecord, SeriesRecord, TaskHistory
 
 SERIES = SeriesRecord("default", "d", "digest", "d", 7, 10)
 

@@ -12,9 +12,9 @@ import pytest
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.rollout import RolloutRequest, Status
-from rollyard.server.store.base import RolloutFilter
-from rollyard.server.store.batch_records import GroupState
-from rollyard.server.store.blobs import PackWriter
+from rollyard.store.base import RolloutFilter
+from rollyard.store.batch_records import GroupState
+from rollyard.store.blobs import PackWriter
 from tests.server.batches.conftest import Site
 from tests.support.played_pool import Played
 

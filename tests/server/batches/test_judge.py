@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollyard.kinds.batch import BatchFilter
 from rollyard.kinds.rollout import Status
 from rollyard.server.batches.judge import Verdict, judge
-from rollyard.server.store.batch_records import EndedRollout
+from rollyard.store.batch_records import EndedRollout
 
 OPEN, INFORMATIVE, FAULTY = Verdict.OPEN, Verdict.INFORMATIVE, Verdict.FAULTY
 LOW, HIGH, OTHER = Verdict.ALL_LOW, Verdict.ALL_HIGH, Verdict.OTHER

@@ -11,7 +11,7 @@ from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.store.writer import Writer
+from rollyard.store.writer import Writer
 from tests.server.batches.conftest import Site
 from tests.support import make
 

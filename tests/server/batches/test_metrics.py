@@ -12,9 +12,9 @@ from rollyard.api.batch_metrics import batch_metrics
 from rollyard.core.errors import Unavailable
 from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.batch import BatchKey
-from rollyard.server.store.base import RolloutRecord
-from rollyard.server.store.batch_records import BatchRecord, LengthSums
-from rollyard.server.store.blobs import PackWriter
+from rollyard.store.base import RolloutRecord
+from rollyard.store.batch_records import BatchRecord, LengthSums
+from rollyard.store.blobs import PackWriter
 from tests.server.batches.conftest import Site
 from tests.support.played_pool import Played
 

@@ -15,9 +15,9 @@ from rollyard.core.errors import Expired, NotFound, Unavailable
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.rollout import Status
 from rollyard.server.rollouts.result_pruner import ACKNOWLEDGED_SECONDS, ResultPruner
-from rollyard.server.store import batch_pruning
-from rollyard.server.store.base import RolloutRecord
-from rollyard.server.store.writer import Writer
+from rollyard.store import batch_pruning
+from rollyard.store.base import RolloutRecord
+from rollyard.store.writer import Writer
 from tests.server.batches.conftest import Site, task
 from tests.support.make import rollout, rollout_pool
 from tests.support.played_pool import Played

@@ -13,7 +13,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.server.batches.service import MAX_REQUEST_BYTES
 from rollyard.server.rollouts.result_pruner import ResultPruner
-from rollyard.server.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.base import RolloutFilter, RolloutRecord
 from tests.server.batches.conftest import Site, task
 from tests.support.played_pool import Played
 

@@ -25,7 +25,7 @@ from rollyard.server.rollouts.step import (
     RunStored,
     step,
 )
-from rollyard.server.store.base import BlobRef, RolloutRecord
+from rollyard.store.base import BlobRef, RolloutRecord
 from tests.server.rollouts.test_step import EVENTS, event_of
 from tests.support.make import rollout
 

@@ -12,8 +12,8 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.server.rollouts import image_holds
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS
-from rollyard.server.store.base import ImageHold, RolloutRecord
-from rollyard.server.store.store import Store
+from rollyard.store.base import ImageHold, RolloutRecord
+from rollyard.store.store import Store
 from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
 

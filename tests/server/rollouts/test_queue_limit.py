@@ -9,7 +9,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.server.rollouts import queue_limit
 from rollyard.server.rollouts.queue_limit import RECOUNT_SECONDS, QueueLimit
-from rollyard.server.store.rollout_store import RolloutStore
+from rollyard.store.rollout_store import RolloutStore
 from tests.server.batches.conftest import Site, task
 from tests.server.batches.conftest import site as site
 

@@ -8,8 +8,8 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS
 from rollyard.server.rollouts.result_pruner import ResultPruner
-from rollyard.server.store.base import RolloutFilter
-from rollyard.server.store.store import Store
+from rollyard.store.base import RolloutFilter
+from rollyard.store.store import Store
 from tests.support.make import rollout, rollout_pool
 
 

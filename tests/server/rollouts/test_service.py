@@ -24,17 +24,18 @@ from rollyard.kinds.failure_table import POOL_DELETED
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
+from rollyard.server.rollouts.dispatch import Dispatcher
+from rollyard.server.rollouts.grant_round import MAX_PER_GRANT
 from rollyard.server.rollouts.move_hints import REPEAT_SECONDS, MoveHints
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES
 from rollyard.server.rollouts.step import SUSPECT_LOSSES
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
-from rollyard.server.store.base import RolloutFilter, RolloutRecord, Transaction
-from rollyard.server.store.store import Store
+from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
+from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
+from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 from rollyard.wire.node import (
     Cancel,
@@ -223,9 +224,9 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     assert (record.stage, record.holder) == (Stage.EVAL, node.agent.holder)
     assert record.result is not None
     assert await yard.store.packs.read(record.result) == b"run"
-    await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome", 3)
+    await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome")
     with pytest.raises(Fenced, match="drop its work"):
-        await yard.rollouts.finish(header(lease, reward=0.0), "u1", b"said twice", 3)
+        await yard.rollouts.finish(header(lease, reward=0.0), "u1", b"said twice")
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward, record.cursor, record.holder) == (Status.COMPLETED, 1.0, 1, None)
     assert record.result is not None
@@ -246,13 +247,13 @@ async def test_a_void_fence_and_a_stranger_are_refused(yard: Yard) -> None:
         with pytest.raises(Fenced):
             await yard.rollouts.run_stored(old, holder, b"late")
         with pytest.raises(Fenced):
-            await yard.rollouts.finish(header(old, reward=0.0), holder, b"late", 3)
+            await yard.rollouts.finish(header(old, reward=0.0), holder, b"late")
     with pytest.raises(Fenced):
-        await yard.rollouts.finish(header(new), "u1", b"not its own", 3)
+        await yard.rollouts.finish(header(new), "u1", b"not its own")
     with pytest.raises(Fenced):
-        await yard.rollouts.finish(header(LeaseRef(namespace="default", id="none", fence=1)), "u1", b"", 3)
+        await yard.rollouts.finish(header(LeaseRef(namespace="default", id="none", fence=1)), "u1", b"")
     assert (await yard.rollouts.get("default", "a")).status is Status.RUNNING
-    await yard.rollouts.finish(header(new), "u2", b"mine", 3)
+    await yard.rollouts.finish(header(new), "u2", b"mine")
     assert (await yard.rollouts.get("default", "a")).reward == 1.0
 
 
@@ -284,10 +285,11 @@ async def test_what_expires_in_eval_is_scored_again_and_not_run_again(yard: Yard
 
 
 async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_attempts_are_spent(yard: Yard) -> None:
+    await yard.declare(max_attempts=2)
     node, counted = yard.node(), ATTEMPTS_FAULTED.labels("SandboxLost")
     lease, before = await yard.leased(node, "a"), counted._value.get()
     for attempt in (1, 2):
-        await yard.rollouts.finish(header(lease, "InfraFailed", None, error=FAULT), "u1", b"fault", 2)
+        await yard.rollouts.finish(header(lease, "InfraFailed", None, error=FAULT), "u1", b"fault")
         record = await yard.rollouts.get("default", "a")
         if attempt == 1:
             assert (record.status, record.faults) == (Status.QUEUED, 1)
@@ -303,12 +305,13 @@ async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_atte
 
 
 async def test_what_breaks_its_node_agents_code_is_a_fault_of_its_own_and_ends(yard: Yard) -> None:
+    await yard.declare(max_attempts=2)
     node = yard.node()
     lease = await yard.leased(node, "a")
     with pytest.raises(Fenced):
-        await yard.rollouts.fail(lease, "u2", "not its own", 2)
+        await yard.rollouts.fail(lease, "u2", "not its own")
     for attempt in (1, 2):
-        await yard.rollouts.fail(lease, "u1", "KeyError: 'x'", 2)
+        await yard.rollouts.fail(lease, "u1", "KeyError: 'x'")
         if attempt == 1:
             yard.clock.turn(60)
             yard.wants(node, init=1)
@@ -339,7 +342,7 @@ async def test_what_may_end_its_node_agents_runs_alone_and_takes_no_neighbour_wi
         await until(lambda node=node: yard.leases.held_by(node.agent.holder) == 1)
     assert [node.leases[-1].id for node in (one, two, three)] == ["bad", "good", "later"], "each suspect is alone"
     assert not four.leases
-    await yard.rollouts.finish(header(two.leases[-1]), "u2", b"", 3)
+    await yard.rollouts.finish(header(two.leases[-1]), "u2", b"")
     await yard.rollouts.submit("default", [request(f"more-{i}") for i in range(17)])
     yard.wants(two, init=9)
     await until(lambda: yard.leases.held_by(two.agent.holder) == 9)
@@ -369,7 +372,7 @@ async def test_a_busy_node_agent_is_kept_free_for_what_has_to_be_alone(yard: Yar
     await until(lambda: node.leases[-1].id == "old")
     await yard.rollouts.submit("default", [request("new")])
     yard.wants(node, init=5)
-    await yard.rollouts.finish(header(node.leases[-1]), "u1", b"", 3)
+    await yard.rollouts.finish(header(node.leases[-1]), "u1", b"")
     yard.wants(node, init=5)
     await until(lambda: node.leases[-1].id == "bad")
     assert "new" not in {lease.id for lease in node.leases}, "else the suspect would wait for ever"
@@ -418,7 +421,7 @@ async def test_what_runs_is_cancelled_and_its_holder_told(yard: Yard) -> None:
     assert [(ref.id, ref.fence) for ref in told] == [("a", lease.fence)]
     assert yard.leases.get(RolloutKey("default", "a")) is None
     with contextlib.suppress(Fenced):
-        await yard.rollouts.finish(header(lease), "u1", b"too late", 3)
+        await yard.rollouts.finish(header(lease), "u1", b"too late")
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward) == (Status.CANCELLED, None)
 
@@ -437,7 +440,7 @@ async def test_wait_answers_as_soon_as_it_has_ended(yard: Yard) -> None:
     lease = await yard.leased(yard.node(), "a")
     waiting = [asyncio.create_task(yard.rollouts.ends.wait("default", "a", 600)) for _ in range(3)]
     await asyncio.sleep(0)
-    await yard.rollouts.finish(header(lease), "u1", b"", 3)
+    await yard.rollouts.finish(header(lease), "u1", b"")
     async with asyncio.timeout(60):
         assert {(await w).status for w in waiting} == {Status.COMPLETED}
         assert (await yard.rollouts.ends.wait("default", "a", 600)).status is Status.COMPLETED, (
@@ -543,7 +546,7 @@ async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard
     await yard.rollouts.move_endpoint(moved, "u1", "judge", "e3")
     await yard.rollouts.run_stored(run, "u1", b"run")
     await yard.rollouts.lose(lost, "Preempted", handed_back=True)
-    await yard.rollouts.finish(header(over), "u1", b"", 3)
+    await yard.rollouts.finish(header(over), "u1", b"")
     await yard.rollouts.cancel("default", cancelled.id)
     sampling = [r for r in await yard.store.rollouts.transact(lambda tx: tx.held()) if r.stage is not Stage.EVAL]
     stored = Counter(endpoint for record in sampling for endpoint in set(record.endpoints.values()))

@@ -11,10 +11,10 @@ from rollyard.core.aio import running
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
-from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
-from rollyard.server.store.store import Store
+from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
+from rollyard.store.store import Store
 from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
 from tests.support import make
 from tests.support.until import until

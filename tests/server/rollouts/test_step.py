@@ -32,7 +32,7 @@ from rollyard.server.rollouts.step import (
     is_suspect,
     step,
 )
-from rollyard.server.store.base import BlobRef, RolloutRecord
+from rollyard.store.base import BlobRef, RolloutRecord
 from tests.support.make import rollout
 
 BLOB = BlobRef("pack", 0, 3, "00")

@@ -26,7 +26,7 @@ from rollyard.server.rollouts.waiting_reason import (
     explain_parked,
 )
 from rollyard.server.routing.staleness import ServedVersions
-from rollyard.server.store.base import GroupVersions, ImageHold, RolloutRecord
+from rollyard.store.base import GroupVersions, ImageHold, RolloutRecord
 from tests.support import make
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -107,7 +107,6 @@ UNREADABLE = condition("SlurmReachable", "False", "NoAnswer", "Slurm cannot be r
 
 LOOKED_AT = dict.fromkeys(range(8, 8 + LOOK_AHEAD_RECORDS), 0)
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("PoolNotFound", {}, {"pool": None}, f"RolloutPool swe does not exist; create it, or cancel the rollout {SINCE_QUEUED}"),
     (
         "PoolSuspended", {}, {"pool": rollout_pool(conditions(condition("Suspended", "True")), suspend=True)},
         f"RolloutPool swe is suspended; `rollyard resume rp/swe` resumes it {SINCE_AT}",
@@ -277,6 +276,11 @@ def test_what_it_waits_for_is_said(word: str, asked: dict[str, Any], seen: dict[
     assert explain(record(**asked), view(**seen)) == Reason(word, sentence)
 
 
+def test_a_pool_that_is_missing_is_said() -> None:
+    sentence = f"RolloutPool swe does not exist; create it, or cancel the rollout {SINCE_QUEUED}"
+    assert explain(record(), None) == Reason("PoolNotFound", sentence)
+
+
 def test_a_pool_that_goes_is_said() -> None:
     pool = json.loads(rollout_pool().model_dump_json(by_alias=True))
     pool["metadata"]["deletionTimestamp"] = AT
@@ -302,7 +306,7 @@ def test_a_node_agent_that_has_not_said_its_kinds_may_know_this_one() -> None:
 
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.QUEUED])
 def test_what_is_not_queued_waits_for_nothing(status: Status) -> None:
-    assert explain(record(status=status), view(pool=None)) is None
+    assert explain(record(status=status), None) is None
 
 
 def test_a_rollout_that_is_parked_in_run_says_what_its_model_servers_lack() -> None:

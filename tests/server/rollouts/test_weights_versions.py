@@ -18,9 +18,17 @@ from rollyard.kinds.weights import WeightsOperation, WeightsRecord
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
 from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord
 from rollyard.wire.node import Cancel
-from tests.server.rollouts.test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
+from tests.server.rollouts.test_service import (
+    Yard,
+    header,
+    identity,
+    lose_often,
+    request,
+    until,
+    yard,  # noqa: F401 - it is a fixture
+)
 from tests.support import make
 
 POOL = PoolKey("default", "policy-pool")
@@ -109,6 +117,19 @@ async def test_one_whose_weights_are_full_holds_nobody_up(versions: Versions) ->
     await until(lambda: [lease.id for lease in node.leases[2:]] == ["first"])
 
 
+async def test_one_that_must_run_alone_and_whose_weights_are_full_keeps_no_node_agent(versions: Versions) -> None:
+    yard, node = versions.yard, versions.yard.node()  # noqa: F811
+    versions.updating("v2")
+    versions.serves("e2", "v2")
+    await submit(versions, min_weights_version="v2")
+    await lose_often(yard, node, 1)
+    versions.serves("e1", "v1")
+    versions.serves("e2", "v2", running=1, kv_usage=0.99)
+    await yard.rollouts.submit("default", [request("any")])
+    yard.wants(node, init=1)
+    await until(lambda: node.leases[-1].id == "any")
+
+
 async def test_what_falls_too_far_behind_begins_anew(versions: Versions) -> None:
     yard = versions.yard  # noqa: F811
     await submit(versions, max_staleness=1)
@@ -130,7 +151,7 @@ async def test_what_falls_too_far_behind_begins_anew(versions: Versions) -> None
     yard.wants(node, init=1)
     await until(lambda: len(node.leases) == 2)
     await yard.rollouts.run_stored(node.leases[1], "u1", b"run", frozenset({"v3"}))
-    await yard.rollouts.finish(header(node.leases[1]), "u1", b"outcome", 3)
+    await yard.rollouts.finish(header(node.leases[1]), "u1", b"outcome")
     (record,) = await versions.records("a")
     assert (record.status, record.weights_version, record.error) == (Status.COMPLETED, "v3", None)
 
@@ -163,7 +184,7 @@ async def test_what_is_left_of_a_group_whose_version_is_gone_ends(versions: Vers
     assert await versions.look() == 1, "the one that ran comes back"
     await versions.waits()
     assert await versions.look() == 2, "nobody serves v1 any more: it and the one in the queue end"
-    await yard.rollouts.finish(header(first), "u1", b"outcome", 3)
+    await yard.rollouts.finish(header(first), "u1", b"outcome")
     found = await versions.records(*ids)
     assert sorted(r.status for r in found) == [Status.CANCELLED, Status.CANCELLED, Status.COMPLETED]
     assert {r.error.reason for r in found if r.error is not None} == {"WeightsVersionGone"}

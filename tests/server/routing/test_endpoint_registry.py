@@ -10,12 +10,12 @@ from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
-from rollyard.server.parts_and_wakeups import Routing
 from rollyard.server.routing.endpoint_choice import CLEARED_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
 from rollyard.server.routing.rebalance import Rebalancer
 from rollyard.server.routing.session_index import Session
+from rollyard.server_process.parts_and_wakeups import Routing
 from rollyard.wire.base import Identity
 from rollyard.wire.tool_proof import ToolProof
 from tests.support import make

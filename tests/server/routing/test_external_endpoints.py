@@ -22,8 +22,8 @@ from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
-from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.server_process.main import RollyardServer, ServeOptions
 from simulation.serving import serve_app
 from tests.support.until import until
 

@@ -23,7 +23,7 @@ from rollyard.server.rollouts.step import (
     step,
 )
 from rollyard.server.routing.staleness import ServedVersions, allowed_versions, check, why_waiting
-from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
+from rollyard.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
 from tests.support import make
 
 SAME = WeightsConstraint(same=True)

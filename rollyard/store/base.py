@@ -1,0 +1,280 @@
+"""Records of rollouts, and what a transaction can do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.store.batch_records import BatchTables
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Position of a blob in a pack (a file with many blobs). The blob is fsynced before the row that names it is
+    committed."""
+
+    pack: str
+    offset: int
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """Snapshot of a rollout's sandbox. `blob`: the compressed archive; None if there is none."""
+
+    about: RolloutSnapshot
+    blob: BlobRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """A rollout's durable state. After the insert only `server.rollouts.step` changes a record. The store itself sets
+    `cursor`, and changes `result` and `artifact` when it moves their blobs to another pack."""
+
+    namespace: str
+    id: str
+    digest: str
+    """sha256 of the canonical request, its `n` and the sample index. It shows whether two request bodies are equal."""
+    request: str
+    """The accepted `RolloutRequest` as JSON, with n = 1."""
+    pool: str
+    task_kind: str
+    group: str | None
+    sample_index: int
+    mode: str
+    priority: int
+    created_at: float
+    seq: int = 0
+    """Order of arrival; the store sets it at the first put."""
+    status: Status = Status.QUEUED
+    stage: Stage = Stage.INIT
+    """Stage of a leased or ended rollout; the stage with which a queued rollout will begin. When the node agent
+    reports that RUN has begun, the store keeps INIT until the rollout's next event."""
+    attempt: int = 1
+    faults: int = 0
+    """Number of infrastructure failures so far. Each uses up one of the pool's `maxAttempts`."""
+    losses: int = 0
+    """Number of lost leases. The count begins again at 0 when the result of RUN is stored. A lost lease uses up none of
+    the pool's `maxAttempts`; the limit for lost leases is `step.MAX_LOSSES`."""
+    fence: int = 0
+    """Sequence number of the last lease. A message with a lower number is void."""
+    holder: str | None = None
+    """Node agent that holds the lease, as `<allocation uid>/<instance>`; None if the rollout is not leased."""
+    node: str | None = None
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Role -> endpoint id. The endpoints are chosen when a lease is granted, and can change during the lease. A rollout
+    that is queued again keeps its last endpoints, because their caches have the rollout's prefix. After an
+    infrastructure failure it keeps none.
+    """
+    queued_at: float = 0.0
+    not_before: float = 0.0
+    """End of the back-off in Unix seconds. The rollout is not leased before this time."""
+    queued_seconds: float = 0.0
+    """Total time that the rollout has waited in the queue, without the present wait."""
+    result: BlobRef | None = None
+    """The stored tokens of RUN, as an `Outcome`; None before the end of RUN, or if the rollout ended without any."""
+    artifact: BlobRef | None = None
+    """Artifact that EVAL scores; None before the end of RUN. It is kept as long as the rollout, which can be scored again."""
+    reward: float | None = None
+    error: RolloutError | None = None
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Words of the holder about the end, beside the reward: turns, tokens, tool_calls, the timings by name, metrics, notes."""
+    finished_at: float | None = None
+    cursor: int | None = None
+    """Position among terminal records; the store sets it when the status becomes terminal."""
+    min_weights_version: str | None = None
+    """Oldest weights version with which the rollout may run."""
+    weights: WeightsConstraint | None = None
+    """Constraint on the weights after the rollout has begun, or None. When the pool's weights change, the server checks
+    only the records with a constraint (`Transaction.version_bound`)."""
+    weights_version: str | None = None
+    """Version of the policy when the lease was granted. None after a requeue that repeats the sampling."""
+    outdated: int = 0
+    """Number of leases taken back because the weights no longer matched the request. Such a lease uses up none of the
+    pool's `maxAttempts`; the limit for such leases is `step.MAX_OUTDATED`."""
+    queue_rank: float = 0.0
+    """Place in the queue among the rollouts of the same priority. Ranks grow within a batch. The ranks of the pool's
+    batches are interleaved. All rollouts without a batch count as one more batch."""
+    history: str = ""
+    """Changes of the rollout so far, as lines of JSON. `server.rollouts.history` reads them."""
+    image: str = ""
+    """Sandbox image of the task in normal form; empty if the task names none, so that the pool's default image is used."""
+
+    @property
+    def key(self) -> RolloutKey:
+        return RolloutKey(self.namespace, self.id)
+
+    @property
+    def pool_key(self) -> PoolKey:
+        return PoolKey(self.namespace, self.pool)
+
+    @property
+    def leased(self) -> bool:
+        return self.holder is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHold:
+    """An image that a pool's node agents do not have now. The pool's queued rollouts of this image wait until `until`.
+    Then one of them is granted and tries the image. If the image is there, the hold is deleted."""
+
+    pool: PoolKey
+    image: str
+    message: str = ""
+    """Sentence of the last failure; empty if the image has not failed."""
+    permanent: bool = False
+    """True: somebody must change the image or the pool."""
+    registry_down: bool = False
+    """True: the image waits for its registry, which does not answer."""
+    failures: int = 0
+    """Number of failures in a row."""
+    since: float = 0.0
+    """Time of the first failure in the row (Unix seconds); 0 before it."""
+    until: float = 0.0
+    """Unix seconds."""
+    trying: bool = False
+    """True: a node agent pulls the image now, or was asked to."""
+
+
+def allocation_uid(holder: str | None) -> str:
+    """Uid of the allocation in which a holder of a lease runs; empty if there is no holder."""
+    return (holder or "").partition("/")[0]
+
+
+class Transaction(Protocol):
+    """Operations inside `RolloutStore.transact`. They run in the thread of the store's writer, and block no other thread."""
+
+    @property
+    def batches(self) -> BatchTables: ...
+
+    def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
+
+    def put(self, record: RolloutRecord) -> RolloutRecord:
+        """Insert or replace a record. Sets `seq`; for a terminal record also `cursor`.
+
+        Raises Conflict if the stored record is already terminal.
+        """
+        ...
+
+    def queued(
+        self,
+        pools: Sequence[PoolKey],
+        stages: Sequence[Stage],
+        now: float,
+        limit: int,
+        *,
+        kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
+        losses_below: int | None = None,
+        default_image: str | None = None,
+        after: RolloutRecord | None = None,
+    ) -> list[RolloutRecord]:
+        """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
+
+        The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
+        only records without a minimum version or with one of these minimum versions. `losses_below`: only records with
+        fewer losses. `default_image`: only records whose image is not held at `now`; this is the image of the records
+        that name none. None: all records. `after`: in each stage only records behind this record.
+        """
+        ...
+
+    def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
+        """Records with this value of `image` that wait for INIT and were created before this time (Unix seconds)."""
+        ...
+
+    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
+        """Held images of one pool or of all."""
+        ...
+
+    def put_image_hold(self, hold: ImageHold) -> None: ...
+
+    def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
+        """Return whether there was such a hold."""
+        ...
+
+    def queue_ranks(self, pool: PoolKey) -> QueueRanks: ...
+
+    def put_queue_ranks(self, pool: PoolKey, ranks: QueueRanks) -> None: ...
+
+    def held(self, holder: str | None = None) -> list[RolloutRecord]:
+        """Leased records, of one holder or of all."""
+        ...
+
+    def version_bound(self, pool: PoolKey) -> list[VersionBound]:
+        """Live records of this pool with a constraint on weights (`RolloutRecord.weights`)."""
+        ...
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        """Versions from which the rollouts of a group were sampled or are being sampled."""
+        ...
+
+    def add_blob(self, data: bytes) -> BlobRef: ...
+
+    def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        """Snapshots of the rollout's present or last attempt, in the order of the turns."""
+        ...
+
+    def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+        """Insert or replace a snapshot of the rollout's present attempt. Those of earlier attempts are deleted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRanks:
+    """Ranks of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
+
+    A rollout's rank is the rank of the rollout before it in the batch, plus 1 / weight of the batch. The first rollout
+    after a pause has a rank after `served`, so that a batch gains no advantage by a pause.
+    """
+
+    served: float = 0.0
+    """Greatest rank of the rollouts to which a lease was granted."""
+    submitted: float = 0.0
+    """Last rank of the rollouts without a batch."""
+
+    def first(self, last: float, step: float = 1.0) -> float:
+        """Return the next rank of a batch whose last rank was `last`. `step`: distance between the batch's ranks."""
+        return max(self.served, last) + step
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBound:
+    """Fields of a record that decide whether the rollout's weights still match its request."""
+
+    id: str
+    group: str | None
+    stage: Stage
+    leased: bool
+    endpoints: Mapping[str, str]
+    weights: WeightsConstraint
+    weights_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVersions:
+    """Versions of a group's rollouts. Rollouts that ended `Cancelled` or `InfraFailed` do not count."""
+
+    sampled: frozenset[str] = frozenset()
+    """Versions of rollouts that are at EVAL or have ended. All tokens of these rollouts are sampled."""
+    begun: frozenset[str] = frozenset()
+    """Versions of the other rollouts, which are still being sampled."""
+
+    @property
+    def fixed(self) -> str | None:
+        """Version to which the group is bound; None before the group's first rollout begins."""
+        return min(self.sampled or self.begun, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    namespace: str | None = None
+    pool: str | None = None
+    group: str | None = None
+    status: tuple[Status, ...] = ()
+    after_seq: int = 0
+    limit: int = 500

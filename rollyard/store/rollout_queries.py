@@ -1,0 +1,187 @@
+"""Queries about rollouts, for the read connections and for the writer. Each method except `queue_places`, `count_held` and
+`images_needed` is one statement, so it reads a single state of the store."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from typing import Any
+
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.kinds.values.image_reference import normal_form
+from rollyard.store import image_hold_rows, row_codec
+from rollyard.store.base import ImageHold, RolloutFilter, RolloutRecord, StoredSnapshot
+
+Counts = dict[tuple[Stage, Status], int]
+
+_BY_ID = f"{row_codec.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
+
+
+class RolloutQueries:
+    """Queries on one connection. `Transaction` describes those that transactions use."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def get(self, namespace: str, id: str) -> RolloutRecord | None:
+        row = self._db.execute(_BY_ID, (namespace, id)).fetchone()
+        return row_codec.from_row(row) if row else None
+
+    def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        query = "SELECT blob, body FROM snapshots WHERE rollout = ? AND attempt = ? ORDER BY turn"
+        return [
+            StoredSnapshot(
+                RolloutSnapshot.model_validate_json(body, extra="ignore"), row_codec.blob_of(blob) if blob else None
+            )
+            for blob, body in self._db.execute(query, (record.seq, record.attempt))
+        ]
+
+    def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
+        """Return records in order of arrival."""
+        where, values = _where(namespace=filter.namespace, pool=filter.pool, group=filter.group)
+        if filter.status:
+            where += f" AND status IN ({', '.join('?' * len(filter.status))})"
+            values += [s.value for s in filter.status]
+        live = bool(filter.status) and not any(s.terminal for s in filter.status)
+        if live:
+            where += " AND cursor IS NULL"
+        query = f"{row_codec.select(_list_index(filter, live))} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
+        return [row_codec.from_row(r) for r in self._db.execute(query, [*values, filter.after_seq, filter.limit])]
+
+    def finished(
+        self, after: int, limit: int, namespace: str | None = None, group: str | None = None
+    ) -> list[RolloutRecord]:
+        """Return terminal records after this cursor, in order of the cursor."""
+        where, values = _where(namespace=namespace, group=group)
+        index = "rollouts_finished" if namespace is None or group is None else "rollouts_finished_group"
+        query = f"{row_codec.select(index)} WHERE {where} AND cursor IS NOT NULL AND cursor > ? ORDER BY cursor LIMIT ?"
+        return [row_codec.from_row(r) for r in self._db.execute(query, [*values, after, limit])]
+
+    def newest_seq(self) -> int:
+        """Return the seq of the newest rollout; 0 if there is no rollout."""
+        return self._db.execute("SELECT max(seq) FROM rollouts").fetchone()[0] or 0
+
+    def newest_cursor(self) -> int:
+        """Return the greatest cursor; 0 if no rollout has ended."""
+        last = self._db.execute(
+            "SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL"
+        )
+        return last.fetchone()[0] or 0
+
+    def counts(self, namespace: str, pool: str | None = None, group: str | None = None) -> Counts:
+        """Number of records by stage and status. A terminal record counts for the stage in which the rollout ended."""
+        where, values = _where(namespace=namespace, pool=pool, group=group)
+        count = "SELECT stage, status, count(*) FROM rollouts INDEXED BY"
+        if group is not None:
+            return self._counts(f"{count} rollouts_by_group WHERE {where} GROUP BY stage, status", values)
+        live = f"{count} rollouts_live WHERE {where} AND cursor IS NULL GROUP BY stage, status"
+        ended = f"SELECT stage, status, sum(records) FROM tallies WHERE {where} GROUP BY stage, status"
+        return self._counts(f"{live} UNION ALL {ended}", values * 2)
+
+    def _counts(self, query: str, values: list[Any]) -> Counts:
+        return {(Stage(stage), Status(status)): n for stage, status, n in self._db.execute(query, values)}
+
+    def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
+        """Mean of the rewards; None if no record has a reward, or if the mean is not finite."""
+        where, values = _where(namespace=namespace, pool=pool, group=group)
+        query = f"SELECT avg(reward) FROM rollouts INDEXED BY rollouts_by_group WHERE {where}"
+        if group is None:
+            query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
+        mean: float | None = self._db.execute(query, values).fetchone()[0]
+        return mean if mean is not None and math.isfinite(mean) else None  # the sum of rewards near 1e308 is infinite
+
+    # queues
+
+    def count_queued(self, pool: PoolKey) -> int:
+        """Number of queued rollouts of a pool, without the rollouts of batches. Reads the whole queue."""
+        query = (
+            "SELECT count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+            "AND namespace = ? AND pool = ? AND NOT EXISTS (SELECT 1 FROM batch_groups "
+            'WHERE batch_groups.namespace = rollouts.namespace AND batch_groups.id = rollouts."group")'
+        )
+        return int(self._db.execute(query, pool).fetchone()[0])
+
+    def queue_places(
+        self, namespace: str, pool: str, now: float, limit: int, default_image: str = ""
+    ) -> dict[Stage, dict[int, int]]:
+        """Places in a pool's queue: stage -> seq of a record -> number of records of this stage before this record.
+
+        Each stage has at most `limit` places. Records in back-off at `now`, and records whose image is held at `now`, do
+        not count. `default_image`: image of the records that name none.
+        """
+        free, held = image_hold_rows.free_condition(PoolKey(namespace, pool), default_image, now)
+        found = {}
+        for stage, also, values in ((Stage.INIT, free, held), (Stage.EVAL, "", [])):
+            query = (
+                "SELECT seq FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+                f"AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? {also} "
+                "ORDER BY priority DESC, queue_rank, seq LIMIT ?"
+            )
+            rows = self._db.execute(query, (namespace, pool, stage.value, now, *values, limit))
+            found[stage] = {seq: before for before, (seq,) in enumerate(rows)}
+        return found
+
+    # images
+
+    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
+        """Held images of one pool or of all, in order of their names."""
+        where, values = ("WHERE namespace = ? AND pool = ?", tuple(pool)) if pool is not None else ("", ())
+        return [image_hold_rows.from_row(r) for r in self._db.execute(image_hold_rows.select(where), values)]
+
+    def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
+        """Number of rollouts that wait for INIT and cannot be granted now because of their images. If an image may be
+        tried at `now`, one of its rollouts can be granted."""
+        due = {hold.image for hold in self.image_holds(pool) if hold.until <= now}
+        held, values = image_hold_rows.held_condition(pool, default_image)
+        query = (
+            "SELECT image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+            f"AND namespace = ? AND pool = ? AND stage = 'INIT' {held} GROUP BY image"
+        )
+        rows = self._db.execute(query, (*pool, *values))
+        return sum(count - ((image or default_image) in due) for image, count in rows)
+
+    def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
+        """Images of the first `limit` rollouts that can be granted and wait for INIT, with the number of these rollouts.
+        The images are in the order of the queue. Held images are left out."""
+        free, held = image_hold_rows.free_condition(pool, default_image, now)
+        query = (
+            "SELECT image FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+            f"AND namespace = ? AND pool = ? AND stage = 'INIT' AND not_before <= ? {free} "
+            "ORDER BY priority DESC, queue_rank, seq LIMIT ?"
+        )
+        rows = self._db.execute(query, (*pool, now, *held, limit))
+        return dict(Counter(image or default_image for (image,) in rows if image or default_image))
+
+    def images_needed(self) -> set[str]:
+        """Return the images that unfinished rollouts and the tasks of running batches name, in normal form. Reads all
+        these tasks."""
+        query = "SELECT DISTINCT image FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND image != ''"
+        of_rollouts = {image for (image,) in self._db.execute(query)}
+        query = (
+            "SELECT DISTINCT json_extract(body, '$.image') FROM dataset_tasks WHERE instr(body, '\"image\"') AND digest IN "
+            "(SELECT series.digest FROM batches INDEXED BY batches_running JOIN series "
+            "ON series.namespace = batches.namespace AND series.name = batches.series WHERE batches.status = 'Running')"
+        )
+        of_batches = {normal_form(image) for (image,) in self._db.execute(query)}
+        return (of_rollouts | of_batches) - {""}
+
+
+def _list_index(filter: RolloutFilter, live: bool) -> str | None:
+    """Return the name of the index to use; None for no index. In each case SQLite reads the rows in order of seq,
+    without sorting."""
+    if filter.namespace is None:
+        return None
+    if filter.group is not None:
+        return "rollouts_by_group"
+    if live:
+        return "rollouts_live"
+    return None if filter.pool is None else "rollouts_by_pool"
+
+
+def _where(**equal: str | None) -> tuple[str, list[Any]]:
+    """Return an SQL condition on the given columns, and its values."""
+    given = {name: value for name, value in equal.items() if value is not None}
+    return " AND ".join(["TRUE", *(f'"{name}" = ?' for name in given)]), list(given.values())

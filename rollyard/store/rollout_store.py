@@ -1,0 +1,61 @@
+"""Rollouts: their transactions and queries, and the deletion of old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from rollyard.kinds.pool import PoolKey
+from rollyard.store import pruning
+from rollyard.store.base import Transaction
+from rollyard.store.read_connections import Readers, ReadingStore, reading
+from rollyard.store.rollout_queries import RolloutQueries
+from rollyard.store.rollout_transaction import RolloutTransaction
+from rollyard.store.writer import Writer
+
+T = TypeVar("T")
+
+
+class RolloutStore(ReadingStore[RolloutQueries]):
+    def __init__(self, readers: Readers, writer: Writer) -> None:
+        super().__init__(readers, RolloutQueries)
+        self._writer = writer
+
+    async def transact(self, change: Callable[[Transaction], T]) -> T:
+        """Run `change` in the writer; return its result after its writes are on disk.
+
+        An exception of `change` undoes all writes of `change`, and only this caller gets the exception. Raises
+        Unavailable if the disk is full or fails, or if the store is closed, and Superseded if another server has the
+        data folder. Nothing is written then.
+        """
+        return await self._writer.call(lambda unit: change(RolloutTransaction(unit)))
+
+    get = reading(RolloutQueries.get)
+    snapshots = reading(RolloutQueries.snapshots)
+    list_rollouts = reading(RolloutQueries.list_rollouts)
+    finished = reading(RolloutQueries.finished)
+    newest_seq = reading(RolloutQueries.newest_seq)
+    newest_cursor = reading(RolloutQueries.newest_cursor)
+    counts = reading(RolloutQueries.counts)
+    reward_mean = reading(RolloutQueries.reward_mean)
+    count_queued = reading(RolloutQueries.count_queued)
+    queue_places = reading(RolloutQueries.queue_places)
+    image_holds = reading(RolloutQueries.image_holds)
+    count_held = reading(RolloutQueries.count_held)
+    queued_images = reading(RolloutQueries.queued_images)
+    images_needed = reading(RolloutQueries.images_needed)
+
+    async def prune(self, end_of_life: Callable[[PoolKey], float]) -> int:
+        """Delete old rollouts; return how many. `counts` without a group still includes the deleted rollouts.
+
+        `end_of_life`: function that returns a time for a pool (Unix seconds). The pool's rollouts that ended before this
+        time are deleted. The rollouts of groups that a batch has delivered or may still deliver stay. `BatchStore`
+        deletes those of delivered groups.
+        """
+        pruned = 0
+        for pool in await self.readers.call(pruning.pools_with_ended):
+            old = partial(pruning.ended_before, pool=pool, at=end_of_life(pool), limit=pruning.DELETED_ROWS)
+            while rows := await self.readers.call(old):
+                pruned += await self._writer.call(partial(pruning.delete_ended, rows=rows))
+        return pruned

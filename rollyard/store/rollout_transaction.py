@@ -1,0 +1,197 @@
+"""Rollouts in a write transaction: single records, the queue and its ranks, leases, and versions of the weights."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
+
+from rollyard.core.errors import Conflict
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
+from rollyard.store import image_hold_rows, row_codec, snapshot_table
+from rollyard.store.base import (
+    BlobRef,
+    GroupVersions,
+    ImageHold,
+    QueueRanks,
+    RolloutRecord,
+    StoredSnapshot,
+    VersionBound,
+)
+from rollyard.store.batch_transaction import BatchTransaction
+from rollyard.store.rollout_queries import RolloutQueries
+from rollyard.store.writer import WriteUnit
+
+
+class RolloutTransaction(RolloutQueries):
+    """`Transaction` on the writer's connection; do not use it after the transaction has ended."""
+
+    def __init__(self, unit: WriteUnit) -> None:
+        super().__init__(unit.db)
+        self.batches = BatchTransaction(unit.db)
+        self._packs = unit.packs
+        self._cursor: int | None = None
+        """Newest cursor; None before the first terminal record of this transaction. A query for each record would take
+        longer."""
+
+    def put(self, record: RolloutRecord) -> RolloutRecord:
+        if record.status.terminal:
+            record = replace(record, cursor=self._next_cursor())
+        if record.seq:
+            self._replace(record)
+        else:
+            record = self._insert(record)
+        if record.status.terminal:
+            self._update_counts(record)
+        return record
+
+    def _insert(self, record: RolloutRecord) -> RolloutRecord:
+        try:
+            seq = self._db.execute(row_codec.INSERT, row_codec.to_row(record)).lastrowid
+        except sqlite3.IntegrityError:
+            there = self.get(record.namespace, record.id)
+            if there is None:
+                raise
+            record = replace(record, seq=there.seq)
+            self._replace(record)
+            return record
+        assert seq is not None
+        self._db.execute("INSERT INTO requests VALUES (?, ?)", (seq, record.request))
+        return replace(record, seq=seq)
+
+    def _replace(self, record: RolloutRecord) -> None:
+        done = self._db.execute(row_codec.UPDATE, [*row_codec.to_moving(record), record.seq])
+        if done.rowcount != 1:
+            raise Conflict(f"rollout {record.id!r} in namespace {record.namespace!r} has ended; its record is final")
+
+    def _next_cursor(self) -> int:
+        newest = self._cursor if self._cursor is not None else self.newest_cursor()
+        self._cursor = newest + 1
+        return self._cursor
+
+    def _update_counts(self, record: RolloutRecord) -> None:
+        rewarded = record.reward is not None
+        self._db.execute(
+            "INSERT INTO tallies VALUES (?, ?, ?, ?, 1, ?, ?) "
+            "ON CONFLICT (namespace, pool, stage, status) DO UPDATE SET records = records + 1, "
+            "rewarded = rewarded + excluded.rewarded, rewards = rewards + excluded.rewards",
+            (record.namespace, record.pool, record.stage.value, record.status.value, rewarded, record.reward or 0.0),
+        )
+
+    def queued(
+        self,
+        pools: Sequence[PoolKey],
+        stages: Sequence[Stage],
+        now: float,
+        limit: int,
+        *,
+        kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
+        losses_below: int | None = None,
+        default_image: str | None = None,
+        after: RolloutRecord | None = None,
+    ) -> list[RolloutRecord]:
+        found: list[RolloutRecord] = []
+        if kinds is not None and not kinds:
+            return found  # no kind can match, and with an empty list SQLite cannot use the index that the query names
+        also, values = _queue_conditions(kinds, minima, losses_below, after)
+        for stage in (s for s in STAGES_LAST_FIRST if s in stages):
+            room = limit - len(found)
+            if room <= 0:
+                break
+            lines = [
+                self._queue_rows(also + free, [*pool, stage.value, now, *values, *held, room])
+                for pool in pools
+                for free, held in [_image_condition(pool, stage, default_image, now)]
+            ]
+            found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.queue_rank, r.seq)), room))
+        return found
+
+    def _queue_rows(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
+        query = (
+            f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
+            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, queue_rank, seq LIMIT ?"
+        )
+        return [row_codec.from_row(r) for r in self._db.execute(query, values)]
+
+    def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
+        query = (
+            f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? "
+            "AND pool = ? AND stage = 'INIT' AND image = ? AND created_at <= ? LIMIT ?"
+        )
+        return [row_codec.from_row(r) for r in self._db.execute(query, (*pool, image, created_before, limit))]
+
+    def put_image_hold(self, hold: ImageHold) -> None:
+        self._db.execute(image_hold_rows.PUT, image_hold_rows.to_row(hold))
+
+    def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
+        delete = "DELETE FROM image_holds WHERE namespace = ? AND pool = ? AND image = ?"
+        return self._db.execute(delete, (*pool, image)).rowcount > 0
+
+    def held(self, holder: str | None = None) -> list[RolloutRecord]:
+        where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
+        found = self._db.execute(f"{row_codec.select('rollouts_leased')} WHERE holder {where} ORDER BY seq", values)
+        return [row_codec.from_row(r) for r in found]
+
+    def version_bound(self, pool: PoolKey) -> list[VersionBound]:
+        return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_QUERY, pool)]
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        found: dict[bool, set[str]] = {True: set(), False: set()}
+        for stage, ended, version in self._db.execute(
+            "SELECT DISTINCT stage, cursor IS NOT NULL, weights_version FROM rollouts INDEXED BY rollouts_by_group "
+            'WHERE namespace = ? AND "group" = ? AND weights_version IS NOT NULL '
+            "AND status NOT IN ('Cancelled', 'InfraFailed')",
+            (namespace, group),
+        ):
+            found[bool(ended) or stage == Stage.EVAL].add(version)
+        return GroupVersions(frozenset(found[True]), frozenset(found[False]))
+
+    def queue_ranks(self, pool: PoolKey) -> QueueRanks:
+        query = "SELECT served, submitted FROM queue_ranks WHERE namespace = ? AND pool = ?"
+        row = self._db.execute(query, pool).fetchone()
+        return QueueRanks(*row) if row else QueueRanks()
+
+    def put_queue_ranks(self, pool: PoolKey, ranks: QueueRanks) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO queue_ranks VALUES (?, ?, ?, ?)", (*pool, ranks.served, ranks.submitted)
+        )
+
+    def add_blob(self, data: bytes) -> BlobRef:
+        return self._packs.add(data)
+
+    def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+        snapshot_table.put(self._db, record, snapshot)
+
+
+def _image_condition(pool: PoolKey, stage: Stage, default_image: str | None, now: float) -> tuple[str, list[object]]:
+    if default_image is None or stage is not Stage.INIT:
+        return "", []
+    free, values = image_hold_rows.free_condition(pool, default_image, now)
+    return f" {free}", values
+
+
+def _queue_conditions(
+    kinds: Collection[str] | None,
+    minima: Collection[str] | None,
+    losses_below: int | None,
+    after: RolloutRecord | None,
+) -> tuple[str, list[object]]:
+    """Return further SQL conditions on a queue, and their values."""
+    also, values = "", list[object]()
+    if kinds is not None:
+        also, values = f"AND task_kind IN ({', '.join('?' * len(kinds))})", [*kinds]
+    if minima is not None:
+        also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
+        values += minima
+    if losses_below is not None:
+        also += " AND losses < ?"
+        values.append(losses_below)
+    if after is not None:
+        # SQLite can use the index only for `priority <= ?`, not for the part in brackets.
+        also += " AND priority <= ? AND (priority < ? OR queue_rank > ? OR (queue_rank = ? AND seq > ?))"
+        values += [after.priority, after.priority, after.queue_rank, after.queue_rank, after.seq]
+    return also, values
