@@ -31,7 +31,9 @@ async def _problems(kubectl: Kubectl) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("minor", [32, 36, 37])
+@pytest.mark.parametrize(
+    "minor", [pytest.param(32, marks=pytest.mark.long), pytest.param(36, marks=pytest.mark.long), 37]
+)
 async def test_every_command_of_the_table_works_with_validation_on(yard: Yard, tmp_path: Path, minor: int) -> None:
     kubectl = Kubectl(minor, yard.data / "admin.kubeconfig", tmp_path / "home")
     assert await _problems(kubectl) == []

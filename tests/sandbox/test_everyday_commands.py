@@ -59,10 +59,16 @@ def _of_another_account(runtime: Runtime, tree: Path, cache: Path) -> tuple[list
     return [(code, output) for code, output in answers], listing
 
 
-@pytest.mark.parametrize("account", ["root", pytest.param("ordinary", marks=pytest.mark.long)])
-def test_what_works_in_a_chroot_works_in_a_sandbox(tree: Path, open_folder: Path, account: str) -> None:
-    found = {}
-    for name in ("bubblewrap", "apptainer"):
+@pytest.mark.parametrize(
+    ("account", "most"),
+    [("root", 1), pytest.param("root", 2, marks=pytest.mark.long), pytest.param("ordinary", 2, marks=pytest.mark.long)],
+)
+def test_what_works_in_a_chroot_works_in_a_sandbox(tree: Path, open_folder: Path, account: str, most: int) -> None:
+    """`most`: number of runtimes."""
+    found: dict[str, tuple[list[Answer], list[str]]] = {}
+    for name in ("apptainer", "bubblewrap"):
+        if len(found) == most:
+            break
         try:
             runtime = find_runtime(cast(RuntimeName, name))
         except SandboxStartFailed:
@@ -84,6 +90,6 @@ def test_what_works_in_a_chroot_works_in_a_sandbox(tree: Path, open_folder: Path
         differing += [f"chroot, not {name}: {line}" for line in sorted({*listing} - {*seen})]
         differing += [f"{name}, not chroot: {line}" for line in sorted({*seen} - {*listing})]
     assert not differing, "\n".join(differing)
-    assert "bubblewrap" in found
+    assert found
     assert len(COMMANDS) >= 60
     assert len(listing) > 1000
