@@ -15,6 +15,8 @@ SPACE = re.compile(r"\s*")
 ARGUMENTS = ("arguments", "parameters")
 """Keys of the arguments, the usual one first."""
 NAMES = ("name",)
+BESIDE = ("id", "tool_call_id", "type", "index")
+"""Keys that a call may have besides."""
 _DECODER = json.JSONDecoder()
 
 
@@ -73,6 +75,8 @@ def call_of(value: Any, keys: tuple[str, ...] = ARGUMENTS, names: tuple[str, ...
     if not isinstance(name, str) or not name.strip():
         raise MalformedCall(f"`{names[0]}` must be a string")
     key = next((key for key in keys if key in value), keys[0])
+    if key not in value and (others := value.keys() - {*names, *BESIDE}):
+        raise MalformedCall(f"`{key}` is missing; the object has {', '.join(sorted(others))}")
     arguments = value.get(key)
     if isinstance(arguments, str):  # some models write the arguments as JSON in a string, as in OpenAI's API
         arguments = load(arguments) if arguments.strip() else {}

@@ -10,15 +10,20 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from rollyard.core.errors import TaskError
 from rollyard.tokens.constraint import Form
+from rollyard.tokens.tool_calls.argument_types import ArgumentTypes
 from rollyard.tokens.tool_calls.base import MalformedCall, NoCall, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.lost_calls import FOREIGN, lost_call
 
 THINK = (("<think>", "</think>"),)
 """Most families' markers of thoughts."""
+NEVER = r"(?!)"
+"""Pattern that matches nothing."""
 MAX_TRIES = 32
 """Greatest number of marks in one piece of thoughts at which a call is sought."""
 
@@ -41,6 +46,8 @@ class FamilyParser(ABC):
     """Wrapper that the model samples where a prompt ends without it, and that a template writes before the turn."""
     held: tuple[str, ...] = ()
     """Other texts that a stream holds back, with all text after them. An empty text holds back the whole turn."""
+    remains: re.Pattern[str] = re.compile(NEVER)
+    """End of a call. Where it stands in an answer, the beginning of its call is missing."""
     bare = False
     """Whether a mark may also be ordinary text, such as `{`. Text after such a mark that is no call is no error."""
 
@@ -73,7 +80,11 @@ class FamilyParser(ABC):
         )
 
     def parse(self, text: str) -> ParsedTurn:
-        return _TurnReading(self, text, calls=True).turn()
+        turn = _TurnReading(self, text, calls=True).turn()
+        if turn.calls or turn.error is not None:
+            return turn
+        lost = lost_call(turn.content, ArgumentTypes(self.tools).tools)
+        return turn if lost is None else replace(turn, error=FOREIGN.format(lost))
 
     def plain(self, text: str) -> ParsedTurn:
         """Read a turn in which nothing counts as a call."""
@@ -84,7 +95,7 @@ class _TurnReading:
     """One reading of a turn."""
 
     def __init__(self, parser: FamilyParser, text: str, *, calls: bool) -> None:
-        self._parser, self._text = parser, text
+        self._parser, self._text, self._reads_calls = parser, text, calls
         self._marks, self._any = _patterns(parser.marks if calls else (), parser.thinks)
         self._closing = dict(parser.thinks)
         self._parts: list[tuple[str, str, str]] = []
@@ -103,6 +114,8 @@ class _TurnReading:
                 at = self._stray_end(at, found)
             else:
                 at = self._call(at, found)
+        if self._error is None and (headless := self._headless(at, len(self._text))) is not None:
+            self._error = str(headless)
         self._say(self._text[at:])
         content = self._unwrapped("".join(said for _, said, _ in self._parts))
         thoughts = [thought.strip() for _, _, thought in self._parts if thought]
@@ -113,6 +126,12 @@ class _TurnReading:
             "\n\n".join(filter(None, thoughts)) if self._thought else None,
             self._unwrapped("".join(raw for raw, _, _ in self._parts)),
         )
+
+    def _headless(self, at: int, end: int) -> MalformedCall | None:
+        """Return the error if a piece of the answer has the end of a call; None if it has none."""
+        if not self._reads_calls or self._parser.remains.search(self._text, at, end) is None:
+            return None
+        return MalformedCall("the beginning of the call is missing")
 
     def _say(self, text: str) -> None:
         self._parts.append((text, text, ""))
@@ -175,7 +194,12 @@ class _TurnReading:
         self._think(self._text[:after], self._text[:end])
 
     def _call(self, at: int, mark: re.Match[str]) -> int:
-        calls, stop, error = self._parser.calls_at(self._text, mark.start())
+        begin, stop, calls = mark.start(), at, list[ToolCall]()
+        error = self._headless(at, begin)
+        if error is None:
+            calls, stop, error = self._parser.calls_at(self._text, begin)
+        else:
+            begin = at
         self._tries += 1
         if isinstance(error, NoCall) and self._parser.bare and not calls and self._tries < MAX_BARE:
             self._say(self._text[at : mark.end()])
@@ -187,7 +211,7 @@ class _TurnReading:
                 closing = next(c for c in ends if self._text.startswith(c, end))
                 self._begin_again(end, end + len(closing))
                 return end + len(closing)
-        self._say(self._text[at : mark.start()])
+        self._say(self._text[at:begin])
         self._calls += calls
         if error is None:
             return stop
@@ -202,6 +226,6 @@ def _patterns(marks: tuple[str, ...], thinks: tuple[tuple[str, str], ...]) -> tu
 
     def any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
         ordered = sorted(texts, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+        return re.compile("|".join(map(re.escape, ordered)) if ordered else NEVER)
 
     return any_of(marks), any_of((*marks, *(marker for pair in thinks for marker in pair)))

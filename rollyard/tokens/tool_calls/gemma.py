@@ -9,7 +9,7 @@ from typing import Any
 
 from rollyard.tokens.tool_calls.argument_types import ArgumentTypes
 from rollyard.tokens.tool_calls.base import MalformedCall, NoCall, ToolCall
-from rollyard.tokens.tool_calls.call_json import MAX_DEPTH, TOO_DEEP, checked, load_at, skip_space
+from rollyard.tokens.tool_calls.call_json import MAX_DEPTH, TOO_DEEP, checked, load, load_at, skip_space
 from rollyard.tokens.tool_calls.family_parser import THINK, FamilyParser
 
 NAME = re.compile(r"\s*call:\s*([\w.:/\-]+)\s*(?=\{)")
@@ -31,6 +31,7 @@ class Gemma4(FamilyParser):
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(tools)
         self._types = ArgumentTypes(tools, python=True)
+        self.remains = re.compile(rf"\}}\s*{re.escape(self.closing)}|{re.escape(self.quote)}")
 
     def read(self, text: str, at: int) -> Iterator[ToolCall | int]:
         name = NAME.match(text, at + len(self.marks[0]))
@@ -103,7 +104,7 @@ class Gemma4(FamilyParser):
         if bare in WORDS:
             return WORDS[bare], word.end()
         try:
-            return load_at(bare, 0)[0], word.end()
+            return load(bare), word.end()
         except MalformedCall:
             raise MalformedCall(f"{bare[:40]!r} is no value: a text stands between {self.quote}") from None
 

@@ -12,15 +12,21 @@ from typing import Any
 
 from rollyard.tokens.constraint import Form
 from rollyard.tokens.sampled_turn import MESSAGE
+from rollyard.tokens.tool_calls.argument_types import ArgumentTypes
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_forms import tagged_calls
 from rollyard.tokens.tool_calls.call_json import arguments_of, load_at
+from rollyard.tokens.tool_calls.lost_calls import FOREIGN, lost_call
 
 ENDS = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
+BODY_ENDS = re.compile(rf"{ENDS.pattern}|(?=<\|channel\|>)")
+"""End of a text. A model may begin the next message without ending this one."""
 RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 ROLE = re.compile(r"<\|start\|>\s*assistant|\bto=\S+")
 PREFIX = "functions."
+LOST_RECIPIENT = re.compile(r"<\|channel\|>(?!\s*final\b).*(?:<\|constrain\|>|\bfunctions\.)", re.DOTALL)
+"""Header of a call without a recipient, or with one that is spelled wrong."""
 
 
 class Harmony:
@@ -31,7 +37,7 @@ class Harmony:
     marks = ("<|channel|>", "<|start|>", MESSAGE, "to=functions.")
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
-        pass
+        self._tools = ArgumentTypes(tools).tools
 
     def parse(self, text: str) -> ParsedTurn:
         content: list[str] = []
@@ -44,23 +50,26 @@ class Harmony:
             recipient = RECIPIENT.search(header)
             if body is not None:
                 content.append(ROLE.sub("", header.partition("<|channel|>")[0]))  # text in front of a header
-            if recipient is not None:
-                try:
+            said = BODY_ENDS.split(text[body:at], maxsplit=1)[0] if body is not None else header
+            try:
+                if recipient is not None:
                     call, at = _read(recipient[1], text, body)
                     calls.append(call)
                     continue
-                except MalformedCall as mistake:
-                    error = str(mistake)
-                    content.append(text[begin:])
-                    break
+                if body is not None:
+                    _check(header, said)
+            except MalformedCall as mistake:
+                error = str(mistake)
+                content.append(text[begin:])
+                break
             channel = CHANNEL.search(header)
-            said = ENDS.split(text[body:at], maxsplit=1)[0] if body is not None else header
             (thoughts if channel is not None and channel[1] == "analysis" and body is not None else content).append(
                 said
             )
-        return ParsedTurn(
-            "".join(content).strip(), tuple(calls), error, "\n".join(thoughts).strip() if thoughts else None
-        )
+        answer = "".join(content).strip()
+        if not calls and error is None and (lost := lost_call(answer, self._tools)) is not None:
+            error = FOREIGN.format(lost)
+        return ParsedTurn(answer, tuple(calls), error, "\n".join(thoughts).strip() if thoughts else None)
 
     def plain(self, text: str) -> ParsedTurn:
         """Read a turn in which nothing counts as a call."""
@@ -82,9 +91,17 @@ def _message(text: str, at: int) -> tuple[str, int | None, int]:
     if mark < 0 or mark > end.start():
         return text[at : end.start()], None, end.end()
     body = mark + len(MESSAGE)
-    end = ENDS.search(text, body)
+    end = BODY_ENDS.search(text, body)
     assert end is not None
     return text[at:mark], body, end.end()
+
+
+def _check(header: str, body: str) -> None:
+    """Raise MalformedCall if a message that is no call has remains of a call."""
+    if LOST_RECIPIENT.search(header) is not None:
+        raise MalformedCall(f"the recipient to={PREFIX}NAME is missing")
+    if MESSAGE in body:
+        raise MalformedCall(f"{MESSAGE} stands inside a message, which ends with <|end|>")
 
 
 def _read(recipient: str, text: str, body: int | None) -> tuple[ToolCall, int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import MalformedCall, NoCall, ToolCall
 from rollyard.tokens.tool_calls.call_forms import in_order, tagged_calls, text_form
 from rollyard.tokens.tool_calls.call_json import ARGUMENTS, NAMES, call_of, load_at
-from rollyard.tokens.tool_calls.family_parser import FamilyParser
+from rollyard.tokens.tool_calls.family_parser import NEVER, FamilyParser
 
 BEFORE = re.compile(r"\s*(?:```\w*\s*)?")
 """White space and the beginning of a code fence, which may stand in front of the JSON."""
@@ -36,6 +37,10 @@ class JsonCalls(FamilyParser):
         if self.in_list:
             return f"Write {self.marks[0].removesuffix('[')}[{one}]{self.closing} with one JSON object for each call."
         return f"Write {self.marks[0]}{one}{self.closing} with one JSON object for each call."
+
+    @cached_property
+    def remains(self) -> re.Pattern[str]:  # type: ignore[override]
+        return re.compile(rf"[)}}\]]\s*(?:```\s*)?{re.escape(self.closing)}" if self.closing else NEVER)
 
     def read(self, text: str, at: int) -> Iterator[ToolCall | int]:
         mark = max((mark for mark in self.marks if text.startswith(mark, at)), key=len)

@@ -27,6 +27,7 @@ class MiniMaxM3(FamilyParser):
     )
     error_role = "user"
     marks = (GROUP, f"{PREFIX}<invoke")
+    remains = re.compile(re.escape(INVOKE_ENDS))
     thinks = (("<mm:think>", "</mm:think>"), *THINK)
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:

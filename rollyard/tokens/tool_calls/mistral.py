@@ -24,6 +24,7 @@ class Mistral(FamilyParser):
     form = 'Write [TOOL_CALLS] and behind it one JSON array [{"name": "...", "arguments": {...}}].'
     error_role = "user"
     marks = (MARK,)
+    remains = re.compile(r"\[ARGS\]\s*\{")
     thinks = (("[THINK]", "[/THINK]"), *THINK)
 
     def read(self, text: str, at: int) -> Iterator[ToolCall | int]:

@@ -9,7 +9,8 @@ from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.tag_families import quoted_tags
 from rollyard.tokens.tool_calls.tagged_arguments import TaggedArguments
 
-HEADER = re.compile(r"(?:<\|start\|>\s*assistant)?[ \t]*(?:to=(?P<to>[\w.\-]+))?<\|message\|>")
+# A run of blanks is tried only from its beginning; the search would else take a time quadratic in the run's length.
+HEADER = re.compile(r"(?:<\|start\|>\s*assistant)?(?:(?<![ \t])[ \t]++)?(?:to=(?P<to>[\w.\-]++))?<\|message\|>")
 MESSAGE_ENDS = re.compile(r"<\|(?:eom|eot)\|>|(?=<\|start\|>)|\Z")
 
 
@@ -32,10 +33,10 @@ class Muse(TaggedArguments):
         content: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
-        at = 0
+        at, last = 0, text.rfind("<|message|>")
         while at < len(text):
             header = HEADER.match(text, at)
-            if header is None and (later := HEADER.search(text, at)) is not None:
+            if header is None and at <= last and (later := HEADER.search(text, at)) is not None:
                 content.append(MESSAGE_ENDS.sub("", text[at : later.start()]))  # text in front of a header
                 at = later.start()
                 continue

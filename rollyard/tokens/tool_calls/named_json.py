@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from rollyard.tokens.constraint import Form
@@ -11,7 +12,7 @@ from rollyard.tokens.sampled_turn import RECIPIENT
 from rollyard.tokens.tool_calls.base import MalformedCall, NoCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_forms import either, in_order, tagged_calls, text_form
 from rollyard.tokens.tool_calls.call_json import arguments_of, load_at, skip_space
-from rollyard.tokens.tool_calls.family_parser import THINK, FamilyParser
+from rollyard.tokens.tool_calls.family_parser import NEVER, THINK, FamilyParser
 
 
 class NamedJson(FamilyParser):
@@ -29,6 +30,10 @@ class NamedJson(FamilyParser):
     """Beginning of a call, in messages."""
     closing: str
     """End of a call, in messages."""
+
+    @cached_property
+    def remains(self) -> re.Pattern[str]:  # type: ignore[override]
+        return re.compile(rf"\}}\s*(?:```\s*)?{re.escape(self.closing)}" if self.closing else NEVER)
 
     def read(self, text: str, at: int) -> Iterator[ToolCall | int]:
         group = self.group.match(text, at)
@@ -79,7 +84,7 @@ class KimiK2(NamedJson):
     thinks = (*THINK, ("◁think▷", "◁/think▷"))
     begins, closing = "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>", "<|tool_call_end|>"
     begin = re.compile(
-        r"<\|tool_call_begin\|>\s*+(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
+        r"<\|tool_call_begin\|>\s*+(?P<id>(?:functions\.)?+(?P<name>[^\s<:][^\s<]*?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
     )
     end = re.compile(r"\s*<\|tool_call_end\|>")
     group = re.compile(r"<\|tool_calls?_section_begin\|>")

@@ -5,7 +5,8 @@ A value may contain any tag, also those of calls. So the structure decides where
 - A call ends with the first closing sequence (`</parameter></function></tool_call>`) after which no more such sequences
   than calls with arguments follow.
 - A value ends before the next argument: a tag with the name of an argument that the tool declares and the call does not
-  have yet, or with another name if the rest of the call has no more closing than opening tags.
+  have yet, or with another name if the rest of the call has no more closing than opening tags. Text between two arguments
+  is an error.
 - The closing tag of a value may be missing before an argument of the tool on a line of its own, and at the call's end.
 - A call inside that is not closed, of a tool that exists, is the next call: this one has no end, and is malformed.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,12 +68,25 @@ class Tags:
         return re.compile(rf"(?:{self.value_ends})\s*(?:{self.call_ends})(?P<after>(?={more}))?")
 
     @cached_property
+    def remains(self) -> re.Pattern[str]:
+        """End of a call, with that of its last value or of its group."""
+        return re.compile(rf"(?:{self.value_ends})\s*(?:{self.call_ends})|(?:{self.call_ends})\s*(?:{self.group_ends})")
+
+    @cached_property
     def arguments(self) -> re.Pattern[str]:
         return re.compile(self.argument)
 
     @cached_property
     def value_closes(self) -> re.Pattern[str]:
         return re.compile(self.value_ends)
+
+
+def _without_tag_lines(text: str) -> str:
+    """Return a value without the ends of the lines of its tags. A closing tag on a line of its own may be indented."""
+    line_break = "\r\n" if text.startswith("\r\n") else "\n"
+    if text.startswith(line_break):
+        return re.sub(rf"{line_break}[ \t]*\Z", "", text).removeprefix(line_break)
+    return text.removesuffix(line_break)
 
 
 def _unnamed(pattern: str) -> str:
@@ -95,6 +109,7 @@ class TaggedArguments(FamilyParser):
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(tools)
         self.types = ArgumentTypes(tools, python=self.python)
+        self.remains = self.tags.remains
 
     def read(self, text: str, at: int) -> Iterator[ToolCall | int]:
         tags = self.tags
@@ -118,6 +133,8 @@ class TaggedArguments(FamilyParser):
             return
         closing, other = tags.group_closes.search(text, at), tags.grouped.search(text, at)
         if closing is None or (other is not None and other.start() < closing.start()):
+            if (rest := text[at:].strip()) and self.begins.startswith(rest):
+                raise MalformedCall(f"the closing tag {self.ends} is missing")  # the next call is cut off
             return  # it is missing
         if rest := text[at : closing.start()].strip():
             raise MalformedCall(f"something else stands behind {self.ends}: {rest[:40]!r}")
@@ -126,7 +143,7 @@ class TaggedArguments(FamilyParser):
     def value(self, tool: str, argument: re.Match[str], text: str) -> Any:
         """Return the value of an argument. `argument`: match of the argument's tag."""
         if self.trims:
-            text = text.removeprefix("\n").removesuffix("\n")
+            text = _without_tag_lines(text)
         name = argument["name"].strip()
         return self.types.schema(tool).argument(name).value(name, text)
 
@@ -187,14 +204,29 @@ class TaggedArguments(FamilyParser):
                 before = bisect_left(ends, at)
                 new = other in declared and other not in given and other != name
                 even = len(ends) - before <= len(starts) - following
-                unclosed = bisect_left(ends, opening.end()) == before and (body[at - 1] == "\n" or not self.trims)
-                if (at in shut and (new or even)) or (new and unclosed):
+                unclosed, apart = bisect_left(ends, opening.end()) == before, body[at - 1] == "\n" or not self.trims
+                if (at in shut and (new or even)) or (new and apart and (unclosed or even)):
                     break
                 following += 1
             stop = starts[following] if following < len(openings) else len(body)
-            given[name] = self.value(tool, opening, self._value_text(body, opening.end(), stop, closings, ends))
+            text = self._value_text(body, opening.end(), stop, closings, ends)
+            closed = bisect_left(ends, stop) > bisect_left(ends, opening.end())
+            if not closed and (other := re.search(rf"</(?:\w+=)?{re.escape(name)}>\s*\Z", text)) is not None:
+                raise MalformedCall(f"{other[0].strip()} is not the closing tag of {name}")
+            self._check_tags(text, declared - given.keys() - {name})
+            given[name] = self.value(tool, opening, text)
             this = following
         return given
+
+    def _check_tags(self, text: str, missing: Collection[str]) -> None:
+        """Raise MalformedCall if a value goes on with the tag of another argument, and a part of the tag is missing."""
+        if not missing or self.tags.value_closes.search(text) is None:
+            return
+        names = "|".join(map(re.escape, sorted(missing)))
+        part = rf"<[^<>\n]*?\b(?:{names})\b|(?:<[^<>\n]*>)?(?:{names})\s*</"
+        tag = re.search(rf"(?:{self.tags.value_ends})\s*({part})", text)
+        if tag is not None:
+            raise MalformedCall(f"this is no argument: {text[tag.start(1) : tag.start(1) + 60]!r}")
 
     def _value_text(
         self, body: str, begin: int, stop: int, closings: Sequence[re.Match[str]], ends: Sequence[int]

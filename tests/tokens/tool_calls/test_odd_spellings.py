@@ -282,6 +282,60 @@ def test_odd_spellings_are_read(name: str, text: str, content: str, calls: tuple
         ("llama3_json", 'So: {"name": "get", "parameters": {"path": "a}', "Unterminated string"),
         ("harmony", "<|channel|>commentary to=functions.get<|message|>{} and<|call|>", "something else"),
         ("minimax_m3", ']<]minimax[>[<invoke name="get">x]<]minimax[>[</invoke>', "another element is missing"),
+        # arguments that would be lost
+        (
+            "hermes",
+            '<tool_call>{"name": "get", "path": "a"}</tool_call>',
+            "`arguments` is missing; the object has path",
+        ),
+        ("gemma4", "<|tool_call>call:get{n:5 lines}<tool_call|>", "'5 lines' is no value"),
+        ("gemma4", "<|tool_call>call:get{n:2024-01-01}<tool_call|>", "'2024-01-01' is no value"),
+        (
+            "qwen3_coder",
+            "<function=get>\n<parameter=path>\na\n</parameter>\nand\n<parameter=n>\n5\n</parameter>\n</function>",
+            "this is no argument: 'and",
+        ),
+        (
+            "qwen3_coder",
+            '<function=get>\n<parameter=path>\na\n</parameter>\n<parameter name="n">\n5\n</parameter>\n</function>',
+            "this is no argument: '<parameter name=",
+        ),
+        (
+            "qwen3_coder",
+            "<function=get>\n<parameter=path>\na\n</path>\n</function>",
+            "</path> is not the closing tag of path",
+        ),
+        (
+            "glm",
+            "<tool_call>get<arg_key>path</arg_key><arg_value>a</arg_value>n</arg_key><arg_value>5</arg_value></tool_call>",
+            "this is no argument: 'n</arg_key>",
+        ),
+        # the beginning of the call is missing
+        ("hermes", '{"name": "get", "arguments": {"path": "a"}}\n</tool_call>', "the beginning of the call is missing"),
+        (
+            "glm",
+            "get<arg_key>path</arg_key><arg_value>a</arg_value></tool_call>",
+            "the beginning of the call is missing",
+        ),
+        ("gemma4", '<|turn>call:get{path:<|"|>a<|"|>}', "the beginning of the call is missing"),
+        ("lfm2", "[get(path='a')]<|tool_call_end|>", "the beginning of the call is missing"),
+        ("mistral", 'get[ARGS]{"path": "a"}', "the beginning of the call is missing"),
+        ("deepseek", "<｜tool▁sep｜>get\n```json\n{}\n```<｜tool▁call▁end｜>", "the beginning of the call is missing"),
+        # the form of another family
+        ("hermes", '{"name": "get", "arguments": {"path": "a"}}', "get is not in the form of this model"),
+        ("kimi_k2", '<tool_call>{"name": "get", "arguments": {}}</tool_call>', "get is not in the form of this model"),
+        ("qwen3_coder", '<invoke name="get">\n</invoke>', "get is not in the form of this model"),
+        ("hermes", "<tool_calls><function=get></function></tool_calls>", "get is not in the form of this model"),
+        ("lfm2", "[get(path='a')]", "get is not in the form of this model"),
+        ("mistral", "```python\nget(path='a')\n```", "get is not in the form of this model"),
+        ("harmony", '```json\n{"name": "get", "arguments": {}}\n```', "get is not in the form of this model"),
+        (
+            "harmony",
+            '<|channel|>commentary <|constrain|>json<|message|>{"path": "a"}',
+            "recipient to=functions.NAME is missing",
+        ),
+        ("harmony", "<|channel|>commentary to= functions.get<|message|>{}", "recipient to=functions.NAME is missing"),
+        ("harmony", "<|channel|>analysis<|message|>Hm. to=functions.get<|message|>{}", "stands inside a message"),
     ],
 )
 def test_a_broken_call_says_what_is_broken(name: str, text: str, error: str) -> None:
@@ -290,6 +344,46 @@ def test_a_broken_call_says_what_is_broken(name: str, text: str, error: str) -> 
     assert turn.error is not None
     assert error in turn.error
     assert turn.content == text.strip()
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm", "kimi_k2", "harmony", "lfm2", "gemma4", "mistral"])
+def test_an_answer_that_mentions_a_tool_is_an_answer(name: str) -> None:
+    for text in (
+        "I could get(path='a') now.",
+        'The tool is {"name": "get", "description": "", "parameters": {}}.',
+        'It wrote {"name": "get", "size": 3} and {"name": "other", "arguments": {}}.',
+        '<invoke name="other"></invoke>',
+        "get",
+    ):
+        turn = read(name, text)
+        assert (turn.content, turn.calls, turn.error) == (text, (), None)
+
+
+def test_a_call_behind_one_whose_beginning_is_missing_is_not_made() -> None:
+    headless = "functions.get:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    whole = "<|tool_call_begin|>functions.stop:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    turn = read("kimi_k2", f"{headless}<|tool_calls_section_begin|>{whole}<|tool_calls_section_end|>")
+    assert (turn.calls, turn.error) == ((), "the beginning of the call is missing")
+    turn = read("kimi_k2", f"<|tool_calls_section_begin|>{whole}{headless}<|tool_calls_section_end|>")
+    assert (turn.calls, turn.error) == ((STOP,), "the beginning of the call is missing")
+
+
+def test_a_second_call_that_is_cut_off_in_its_tag_is_told() -> None:
+    one = '<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n'
+    turn = read("deepseek_dsml", f"<｜DSML｜function_calls>\n{one}<｜DSML｜invoke na")
+    assert (turn.calls, turn.error) == ((STOP,), "the closing tag </｜DSML｜invoke> is missing")
+
+
+@pytest.mark.parametrize("lines", [("\n", "\r\n"), ("\n<", "\n  <")], ids=["CRLF", "indented"])
+def test_the_line_breaks_of_tags_are_no_part_of_a_value(lines: tuple[str, str]) -> None:
+    text = "<tool_call>\n<function=get>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>"
+    assert read("qwen3_coder", text.replace(*lines)).calls == (GET,)
+
+
+def test_a_message_behind_thoughts_that_are_not_ended_is_read() -> None:
+    text = '<|channel|>analysis<|message|>Hm.<|channel|>commentary to=functions.get<|message|>{"path": "a"}'
+    turn = read("harmony", text)
+    assert (turn.thoughts, turn.content, turn.calls, turn.error) == ("Hm.", "", (GET,), None)
 
 
 def test_a_pair_of_surrogates_is_one_character() -> None:
