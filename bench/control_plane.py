@@ -145,7 +145,7 @@ async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) ->
         with _node_process(folder, job) as node:
             pids = pid, node.pid
             null = await _measure(client, pids, rollouts)
-            _change_results(node, "long")
+            _ask_for_long_results(node)
             arrays = await _deliver(client, pids, kubeconfig, trajectories, "columns")
             texts = await _deliver(client, pids, kubeconfig, trajectories // JSON_SHARE, "json")
     return null, arrays, texts
@@ -162,23 +162,22 @@ def _node_process(folder: Path, job: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def _change_results(process: subprocess.Popen[str], line: str) -> None:
+def _ask_for_long_results(process: subprocess.Popen[str]) -> None:
     """Let the node agent answer with long results; return when it does."""
     assert process.stdin is not None
     assert process.stdout is not None
-    print(line, file=process.stdin, flush=True)
+    print("long", file=process.stdin, flush=True)
     process.stdout.readline()
 
 
 async def _answer_leases(folder: Path, job: str) -> None:
-    """Answer leases until killed. A line on standard input changes the results."""
+    """Answer leases until killed. After a line on standard input the results are long."""
     os.environ["SLURM_JOB_ID"] = job
     link = ServerLink.open(folder)
     async with link.session() as http:
         node = NullNode(link, http)
         task = asyncio.create_task(node.run())
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            assert line == "long\n"
+        while await asyncio.to_thread(sys.stdin.readline):
             node.outcome = outcome()
             print("done", flush=True)
         task.cancel()

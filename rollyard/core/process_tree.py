@@ -13,13 +13,20 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PAUSE_SECONDS = 0.02
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of its orphaned descendants, also of those with a session of their own."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends. It also holds for a program that takes the process over."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stat(pid: int) -> list[str]:
@@ -49,6 +56,20 @@ def descendants(root: int, *, zombies: bool = False) -> list[int]:
         below = children.get(unseen.pop(), [])
         found += below
         unseen += below
+    return found
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Return the living processes that were started with this variable in their environment.
+
+    Processes whose environment this user may not read are missing.
+    """
+    wanted, found = os.fsencode(f"{name}={value}"), []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{entry}/environ").read_bytes() if entry.isdigit() else b""
+            if wanted in variables.split(b"\0") and stat(int(entry))[0] not in "ZX":
+                found.append(int(entry))
     return found
 
 

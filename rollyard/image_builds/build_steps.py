@@ -41,6 +41,10 @@ from rollyard.image_builds.written_sources import download, text_source
 from rollyard.images.site_certificates import certificates
 
 _SCRIPT = "/dev/rollyard-step"
+_MOST_ARGUMENT = (128 << 10) - 1
+"""Greatest length of one argument of a program in bytes (MAX_ARG_STRLEN, without the zero at its end)."""
+_SHELLS = ("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh", "busybox")
+"""Programs that read a file into the same shell by `. FILE`."""
 _ONLY_HEREDOC = re.compile(r"<<-?(['\"]?)[A-Za-z_][A-Za-z0-9_.]*\1")
 
 OtherTree = Callable[[Instruction, str], Awaitable[tuple[ImageState, WorkRoot]]]
@@ -297,12 +301,25 @@ class BuildSteps:
                 raise self._file.at(one.line, 'RUN [] runs nothing: write RUN ["PROGRAM", "ARGUMENT", …]')
             return list(one.listed), None
         if not one.heredocs:
-            return [*self._state.shell, one.text], None
+            return self._by_shell(one, one.text)
         if _ONLY_HEREDOC.fullmatch(one.text):
             text = one.heredocs[0].text
-            return ([_SCRIPT], text) if text.startswith("#!") else ([*self._state.shell, text], None)
+            return ([_SCRIPT], text) if text.startswith("#!") else self._by_shell(one, text)
         bodies = "".join(f"{heredoc.text}{heredoc.name}\n" for heredoc in one.heredocs)
-        return [*self._state.shell, f"{one.text}\n{bodies}"], None
+        return self._by_shell(one, f"{one.text}\n{bodies}")
+
+    def _by_shell(self, one: Instruction, text: str) -> tuple[list[str], str | None]:
+        """Return the command of a text. A text that is too long for an argument is a file that the shell reads."""
+        shell, size = self._state.shell, len(os.fsencode(text))
+        if size <= _MOST_ARGUMENT:
+            return [*shell, text], None
+        if posixpath.basename(shell[0]) not in _SHELLS or shell[-1] != "-c":
+            raise self._file.at(
+                one.line,
+                f"the text has {size} bytes, and Linux passes at most {_MOST_ARGUMENT} to the program of SHELL: begin the "
+                "text with #! and a program, or COPY it into the image as a file and RUN the file",
+            )
+        return [*shell, f". {_SCRIPT}"], text
 
     # COPY, ADD, WORKDIR
 

@@ -14,8 +14,9 @@ import signal
 import sys
 from typing import Any
 
+from rollyard.core.process_tree import die_with
 from rollyard.core.regular_file import open_regular
-from rollyard.images.child_account import become_sandbox_account, die_with
+from rollyard.images.child_account import become_sandbox_account
 from rollyard.images.flat_image import BrokenFlatImage, read_index, read_list
 from rollyard.images.flat_unpacker import FlatUnpacker
 from rollyard.images.unpack_outcome import outcome

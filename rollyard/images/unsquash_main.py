@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollyard.images.child_account import become_sandbox_account, die_with
+from rollyard.core.process_tree import die_with
+from rollyard.images.child_account import become_sandbox_account
 
 _UNSQUASHFS_SOME_FAILED = 2
 """Status of unsquashfs if only devices, which need root, could not be made."""

@@ -122,7 +122,7 @@ async def run_agent(
             run.status = Status.COMPLETED
             return
         if reply is not None:
-            run.conversation.add_messages([{"role": reply.role, "content": reply.text}])
+            run.conversation.add_reply(reply.role, reply.text)
     run.cut_short = f"the agent used all of its turns; `agent.max_turns` is {agent.max_turns}"
 
 

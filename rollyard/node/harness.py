@@ -8,6 +8,7 @@ needs no network.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import logging
 import shlex
@@ -25,6 +26,7 @@ from rollyard.gateway.requests.call_errors import GatewayError
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.rollout import AgentSpec, Status
 from rollyard.sandbox.base import CommandResult
+from rollyard.sandbox.printed_output import PrintedOutput
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.settings import HOME
 from rollyard.tasks.tool_schemas import shorten
@@ -68,20 +70,27 @@ class Harness:
         self._session = session
         self.cut_short: str | None = None
         """Sentence that says why `run` returned Truncated."""
-        self._printed: str | None = None
-        """Output of the command that has ended; in a long output the middle is missing."""
+        self._printed: PrintedOutput | None = None
+        """Output of the command that has ended."""
 
     @property
     def output(self) -> str | None:
         """Output of the command that has ended, in the length of a tool's result; None if the command has not ended."""
-        return shorten(self._printed) if self._printed is not None else None
+        return shorten(self._printed.kept.decode(errors="replace")) if self._printed is not None else None
 
     async def printed(self, position: int) -> tuple[str, int]:
-        """Return what the command has printed after the first `position` bytes, and the number of bytes so far."""
-        if self._printed is None:
-            return await self._sandbox.printed(position)
-        whole = self._printed.encode()
-        return whole[position:].decode(errors="replace"), len(whole)
+        """Return what the command has printed after the first `position` bytes, and the position after this text.
+
+        While the command runs, a character of which only a part was printed is left for later. The middle of a long
+        output is missing.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        if self._printed is not None:
+            output, reached = self._printed.after(position)
+            return decoder.decode(output, final=True), max(position, reached)
+        output, reached = await self._sandbox.printed(position)
+        text, (part, _) = decoder.decode(output), decoder.getstate()
+        return text, max(position, reached - len(part))  # the command may have ended just before, and nothing is there
 
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
         """Run the command; return the status and the exit code.
@@ -167,13 +176,13 @@ class Harness:
                     await self._keep_output()
             if self._session.failure.done():
                 raise self._session.failure.result()
-            self._printed = command.result().output
+            self._printed = command.result().printed
             return command.result()
 
     async def _keep_output(self) -> None:
         with contextlib.suppress(SandboxBroken, SandboxLost, TimeoutError):
             async with asyncio.timeout(OUTPUT_SECONDS):
-                self._printed = (await self._sandbox.printed(0))[0]
+                self._printed = PrintedOutput(*await self._sandbox.printed(0))
 
 
 def _script(agent: AgentSpec, base: str, session: str, workdir: str) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.sandbox.gpus import Gpu
+from rollyard.sandbox.printed_output import NOTHING, PrintedOutput
 from rollyard.sandbox.starter.client import Launch
 
 OWN = "/opt/rollyard"
@@ -66,7 +67,8 @@ class SandboxSpec:
 @dataclass(frozen=True)
 class CommandResult:
     """The result of a bash command. `exit_code`: None if the command did not end. `restarted`: the shell's state is lost.
-    `notes`: sentences about processes that were ended during the call, because the sandbox reached a limit."""
+    `notes`: sentences about processes that were ended during the call, because the sandbox reached a limit. `printed`:
+    the bytes of `output`, for those who have followed `Sandbox.printed`."""
 
     output: str
     exit_code: int | None
@@ -74,6 +76,7 @@ class CommandResult:
     restarted: bool
     seconds: float
     notes: Sequence[str] = ()
+    printed: PrintedOutput = NOTHING
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ in the sandbox, and no other process in the sandbox can end it. So no clean-up i
 from __future__ import annotations
 
 import asyncio
-import codecs
 import errno
 import math
 import os
@@ -45,6 +44,7 @@ from rollyard.sandbox.gate import Gate
 from rollyard.sandbox.gpus import Gpu, GpuCounter, TakenGpus, allocated_gpus, visible_gpus
 from rollyard.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
 from rollyard.sandbox.memory_guard.client import KernelKills, MemoryGuard, OverLimit
+from rollyard.sandbox.printed_output import PrintedOutput
 from rollyard.sandbox.process_refusals import ProcessRefusals
 from rollyard.sandbox.program import Program, ProgramSpec, start_program
 from rollyard.sandbox.sandbox_connection import SandboxConnection
@@ -76,8 +76,8 @@ MEMORY_SHORT = (
     "`stages.*.workers.max`, or give its allocations more memory"
 )
 PROCESSES_SHORT = (
-    "the allocation may start no more processes: raise the limit of the job or of the groups above it (TasksMax, pids.max), or "
-    "lower the pool's `stages.*.workers.max`"
+    "the allocation may start no more processes: raise the limit of the job or of the groups above it (TasksMax, pids.max) or "
+    "that of the user (ulimit -Hu), or lower the pool's `stages.*.workers.max`"
 )
 EXIT_SECONDS = 0.5
 """Seconds to wait for the exit code of a sandbox's runtime, once the sandbox has ended."""
@@ -112,7 +112,7 @@ class Sandbox:
         self._guard = guard
         self._egress = EgressProxy(spec.allowed_hosts)
         self._refusals = refusals
-        self._refused = refusals.count()
+        self._refused = refusals.count() + guard.refusals
         self._files = files
         self.node_fault = ""
         """Sentence about what the node did to the sandbox's processes, or may have done, with the remedy: some were ended, not
@@ -146,17 +146,15 @@ class Sandbox:
             reply, output = await self._call({"op": "bash", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
         self._note_mounts(reply)
         return CommandResult(
-            _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes()
-        )
+            _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes(),
+            PrintedOutput(output, reply["total"]),
+        )  # fmt: skip
 
-    async def printed(self, position: int) -> tuple[str, int]:
+    async def printed(self, position: int) -> tuple[bytes, int]:
         """Return what the running bash command has printed after the first `position` bytes, and the number of bytes so
-        far, without a character of which only a part was printed. The middle of a long output is missing."""
+        far; nothing and 0 if no command runs. The middle of a long output is missing."""
         reply, output = await self._call({"op": "printed", "position": position}, b"", FILE_SECONDS)
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(output)
-        part, _ = decoder.getstate()
-        return text, reply["position"] - len(part)
+        return output, reply["position"]
 
     async def ipython(self, code: str, timeout: float = CALL_SECONDS) -> CellResult:
         """Run a cell in the sandbox's IPython, which keeps its state; one cell at a time. `timeout` in seconds."""
@@ -298,7 +296,7 @@ class Sandbox:
         own = any(_is_over_limit(one) for one in reports)
         if reports and not own:
             self.node_fault = MEMORY_SHORT
-        before, self._refused = self._refused, self._refusals.count()
+        before, self._refused = self._refused, self._refusals.count() + self._guard.refusals
         notes = [str(report) for report in reports]
         if self._refused > before:
             self.node_fault = PROCESSES_SHORT

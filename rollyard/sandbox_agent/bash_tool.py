@@ -24,12 +24,19 @@ _OPTIONS = ["--norc", "--noprofile", "--noediting", "-i"]
 
 
 class CommandFinished:
-    """The result of one command. `exit_code` is None if the command did not end by itself."""
+    """The result of one command. `exit_code` is None if the command did not end by itself. `total`: number of bytes that
+    the command has printed; `output` has not all of them if they are many."""
 
     def __init__(
-        self, output: bytes, exit_code: int | None = None, timed_out: bool = False, restarted: bool = False
+        self,
+        output: bytes,
+        exit_code: int | None = None,
+        timed_out: bool = False,
+        restarted: bool = False,
+        total: int | None = None,
     ) -> None:
         self.output = output
+        self.total = len(output) if total is None else total
         self.exit_code = exit_code
         self.timed_out = timed_out
         self.restarted = restarted
@@ -115,7 +122,8 @@ class BashTool:
             if not begun:
                 self._capture.pop()
                 return None
-        return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
+        total = self._capture.total
+        return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted, total)
 
     def printed(self, position: int) -> tuple[bytes, int]:
         """Return what the running command has printed after the first `position` bytes, and the number of bytes so far. Any

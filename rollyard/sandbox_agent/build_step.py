@@ -10,6 +10,7 @@ configuration file not to change its user. Nothing waits for the disk either, be
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -76,7 +77,12 @@ def _become(job: dict[str, Any]) -> None:
         pretend()
         os.execvpe(job["argv"][0], job["argv"], environment)
     except OSError as error:
-        os.write(2, f"{job['argv'][0]}: {error.strerror}: the image may lack this program\n".encode())
+        advice = "the image may lack this program"
+        if error.errno == errno.E2BIG:
+            advice = (
+                "an argument or a variable may have 128 KiB, and all together 2 MiB: COPY a file with the text instead"
+            )
+        os.write(2, f"{job['argv'][0]}: {error.strerror}: {advice}\n".encode())
     os._exit(127)
 
 

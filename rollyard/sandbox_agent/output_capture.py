@@ -24,6 +24,11 @@ class OutputCapture:
         if len(self._tail) > 2 * self._half:
             self._trim()
 
+    @property
+    def total(self) -> int:
+        """Number of bytes since the capture was last emptied, with those left out."""
+        return len(self._head) + self._dropped + len(self._tail)
+
     def pop(self) -> bytes:
         """Return the kept output, and empty the capture. A line marks the place where bytes were left out."""
         self._trim()

@@ -142,7 +142,12 @@ class SandboxAgentServer:
 
     def _bash(self, header: Header, body: bytes) -> Reply:
         done = self._shell.run(body, header["timeout"], self)
-        reply = {"exit_code": done.exit_code, "timed_out": done.timed_out, "restarted": done.restarted}
+        reply = {
+            "exit_code": done.exit_code,
+            "timed_out": done.timed_out,
+            "restarted": done.restarted,
+            "total": done.total,
+        }
         return {**reply, **of_mounts()}, done.output
 
     def _ipython(self, header: Header, body: bytes) -> Reply:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollyard.core.process_tree import stat
+from rollyard.core.process_tree import stat, with_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,6 @@ def start_time(pid: int) -> int | None:
 
 
 def processes_with_variable(name: str, value: str) -> list[ProcessIdentity]:
-    """Return the processes that were started with this variable in their environment.
-
-    Processes whose environment this user may not read are missing.
-    """
-    wanted, found = f"{name}={value}".encode(), []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if wanted not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            start = start_time(int(entry.name))
-            if start is not None:
-                found.append(ProcessIdentity(int(entry.name), start, boot_id()))
-    return found
+    """Return the processes that `with_variable` finds."""
+    started = ((pid, start_time(pid)) for pid in with_variable(name, value))
+    return [ProcessIdentity(pid, start, boot_id()) for pid, start in started if start is not None]

@@ -150,6 +150,16 @@ class Conversation:
             ]
         )
 
+    def add_reply(self, role: str, text: str) -> None:
+        """Append the message of an environment. If the template refuses a user's message behind the results of calls, the
+        text is appended to the last result."""
+        last = self._messages[-1] if len(self._messages) > self._settled_count else None
+        may_follow = role != "user" or self._template.fields.user_behind_results
+        if may_follow or not isinstance(last, dict) or last["role"] != "tool":
+            return self.add_messages([{"role": role, "content": text}])
+        self._messages[-1] = {**last, "content": f"{last['content']}\n{text}"}
+        self._invalidate()
+
     @property
     def error_role(self) -> str:
         """Role of the answer to a malformed call. Some templates write a tool message only after a call."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 MAX_MOVES = 10
 """Greatest number of times that one turn moves to another endpoint."""
+MAX_FRUITLESS = 3
+"""Greatest number of requests of one turn that fail in a row at one endpoint without a new token."""
+RETRY_SECONDS = 1.0
+"""Longest wait before the first retry at an endpoint that has just failed. It doubles with each further retry."""
 POLL_SECONDS = 0.2
 
 
@@ -86,7 +91,11 @@ class FailoverPolicy:
 
         A constrained turn begins again instead, and `on_progress` then gets the ids of the new beginning too.
 
-        Raises StreamLost if an endpoint failed after MAX_MOVES moves; `.partial` has all sampled tokens. Also raises
+        A retry at an endpoint that has failed during this turn waits first, because such an endpoint may answer probes
+        and still fail.
+
+        Raises StreamLost if an endpoint failed after MAX_MOVES moves, or if there is no other endpoint than one that has
+        failed MAX_FRUITLESS times without a new token; `.partial` has all sampled tokens. Also raises
         ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout except Unavailable.
         """
         self._sampling += 1
@@ -109,8 +118,16 @@ class FailoverPolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, on_progress: OnProgress | None
     ) -> Sampled:
         so_far, moves, failed = Sampled(), 0, ""
+        fruitless, retries, why = Counter[str](), Backoff(RETRY_SECONDS), ""
         while True:
             endpoint, n = await self._next_endpoint(failed), len(so_far.token_ids)
+            if fruitless[endpoint.id] == MAX_FRUITLESS:
+                raise StreamLost(
+                    f"{why} ({MAX_FRUITLESS} times without a token, and no other endpoint can be used)", so_far
+                )
+            if fruitless[endpoint.id]:
+                with self._paused_limit():
+                    await retries.wait()
             prompt, rest = [*prompt_ids, *so_far.token_ids], _sampling_for_rest(sampling, n)
             try:
                 return so_far.followed_by(
@@ -130,7 +147,10 @@ class FailoverPolicy:
                     so_far = Sampled()
                 if moves == MAX_MOVES:
                     raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
-                moves, failed = moves + 1, endpoint.id
+                if len(so_far.token_ids) > n:
+                    fruitless.clear()
+                moves, failed, why = moves + 1, endpoint.id, str(lost)
+                fruitless[failed] += 1
 
     async def _leave(self) -> None:
         before = self.endpoint.id

@@ -85,6 +85,8 @@ class TemplateFields:
     """Whether the template writes results of calls."""
     lone_results: bool = False
     """Whether the template writes a result that follows no call in the field `tool_calls`."""
+    user_behind_results: bool = True
+    """Whether the template writes a user's message directly behind results of calls (Ministral's refuses it)."""
     tools: bool = False
     """Whether the template writes the offered tools."""
     around_answer: tuple[str, str] = ("", "")
@@ -235,6 +237,9 @@ class _Probe:
         if found.calls and WORD not in (self._text(self._called(found, {"content": ANSWER}), [TOOL]) or WORD):
             found = replace(found, calls_with_content=False, drops_calls=True)
         found = replace(found, one_call=found.calls and self._writes_one_call(found))
+        if found.calls and found.results:
+            user = {"role": "user", "content": RESULT}
+            found = replace(found, user_behind_results=self._shows_last([*self._called(found), user], [TOOL]))
         thoughts = next((name for name in THOUGHT_FIELDS if self._has_thoughts(found, {name: WORD})), None)
         if thoughts is None:
             return replace(found, thought_parts=self._has_thoughts(found, None))

@@ -7,9 +7,9 @@ errors only in what users write: `agent`, `sampling` and `budgets` of a lease, a
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from rollyard.kinds.base import DEFER_BUILD
 
@@ -17,6 +17,12 @@ PROTOCOL = 3
 """Version of the protocol. It grows only with a change that an older process would misunderstand."""
 MIN_PROTOCOL = 3
 """Oldest version that a server accepts; PROTOCOL is the newest."""
+
+Count = Annotated[int, AfterValidator(lambda count: max(0, min(count, 1 << 53)))]
+"""Number that a process counted. What it cannot have counted is made possible, so that sums of it can be shown."""
+StoredCount = Annotated[int, Field(ge=0, le=1 << 40)]
+"""Number in a message that is stored. A message with a number that nobody can have counted is refused."""
+StoredSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class WireMessage(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import field_serializer, field_validator
 
 from rollyard.kinds.base import Reason, ReasonText
-from rollyard.wire.base import Identity, WireMessage
+from rollyard.wire.base import Count, Identity, WireMessage
 from rollyard.wire.tool_proof import ToolProof
 
 
@@ -66,16 +66,16 @@ class EngineLoad(WireMessage):
     """Sequence number of the engine's start within its allocation. After each start the totals begin at zero again."""
     at: float
     """Time at which the totals were read, in seconds of the sender's monotonic clock."""
-    generated_tokens: int | None = None
-    prompt_tokens: int | None = None
+    generated_tokens: Count | None = None
+    prompt_tokens: Count | None = None
     """Prompt tokens, including those found in the prefix cache."""
-    prefix_queries: int | None = None
+    prefix_queries: Count | None = None
     """Prompt tokens looked up in the prefix cache."""
-    prefix_hits: int | None = None
+    prefix_hits: Count | None = None
     """Prompt tokens found in the prefix cache."""
-    preemptions: int | None = None
+    preemptions: Count | None = None
     """Number of times that a request was interrupted because the key-value cache was full."""
-    first_tokens: int | None = None
+    first_tokens: Count | None = None
     """Number of requests that have received their first token."""
     first_token_seconds: float | None = None
     """Sum of the seconds from arrival to the first token, over the requests that `first_tokens` counts."""
@@ -122,8 +122,8 @@ class EngineHeartbeat(WireMessage):
     that of its weights."""
     weights: WeightsReport = WeightsReport()
     """Weights of the engine."""
-    running: int = 0
-    waiting: int | None = None
+    running: Count = 0
+    waiting: Count | None = None
     """Number of requests that wait in the engine; null if unknown."""
     kv_usage: float | None = None
     """Used share of the engine's key-value cache, 0 to 1; null if unknown."""

@@ -3,16 +3,16 @@ endpoint go over HTTP."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_serializer
+from pydantic import Field, ValidationError, field_serializer
 from pydantic_core import from_json
 
 from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.wire.base import PROTOCOL, Identity, WireMessage
+from rollyard.wire.base import PROTOCOL, Count, Identity, StoredCount, StoredSeconds, WireMessage
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.tool_proof import TemplateProof
 
@@ -137,10 +137,6 @@ class CapacityRequest(WireMessage):
     If the server has sent more Grants, it ignores the message: the numbers `init` and `eval` in it include leases that
     the server has granted in the meantime.
     """
-
-
-Count = Annotated[int, AfterValidator(lambda count: max(0, min(count, 1 << 40)))]
-"""Number that a process counted. A number out of range becomes the nearest number in range, so that sums can be shown."""
 
 
 class SandboxCounts(WireMessage):
@@ -384,13 +380,13 @@ class ResultHeader(WireMessage):
     metrics: dict[str, float] = {}
     notes: list[str] = []
     endpoint: str | None = None
-    turns: int = 0
-    tokens: int = 0
+    turns: StoredCount = 0
+    tokens: StoredCount = 0
     """Number of sampled tokens in all turns."""
-    sampled: int = 0
+    sampled: StoredCount = 0
     """Number of the result's tokens on which a trainer can train: those with a loss mask of 1."""
-    tool_calls: int = 0
-    timings: dict[str, float] = {}
+    tool_calls: StoredCount = 0
+    timings: dict[str, StoredSeconds] = {}
     weights_versions: list[str] = []
     """Weights versions that sampled the result's tokens."""
 
@@ -400,10 +396,10 @@ class SnapshotHeader(WireMessage):
 
     lease: LeaseRef
     turn: int = Field(ge=0, le=1 << 31)
-    archive_bytes: int = 0
-    files: int = 0
+    archive_bytes: StoredCount = 0
+    files: StoredCount = 0
     left_out: list[str] = []
-    left_out_count: int = 0
+    left_out_count: StoredCount = 0
     image: str = ""
     error: str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from rollyard.wire.node import (  # fmt: skip
     KeptSandbox,
     KeptSandboxList,
     NewEndpoint,
+    ResultHeader,
     SandboxCounts,
     ToolProofs,
 )
@@ -88,6 +90,20 @@ async def test_leases_of_others_stay_with_their_holders(serving: Serve, tmp_path
         headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
         async with api.http.put(f"{api.url}/v1/node/snapshot", data=upload, headers=headers) as answer:
             assert answer.status == 422
+        await owner.run(ref, RUN)
+
+
+@pytest.mark.parametrize("false", [{"tokens": -1}, {"turns": -1}, {"sampled": 10**30}, {"timings": {"run": -1.0}}])
+async def test_a_result_with_counts_that_nobody_can_have_counted_is_refused(
+    serving: Serve, tmp_path: Path, false: dict[str, object]
+) -> None:
+    async with serving() as api, node_agent(api, tmp_path) as owner:
+        ref = await leased(api, "r")
+        headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
+        told = ResultHeader(lease=ref, status="Completed", reward=1.0).model_dump(mode="json") | false
+        async with api.http.put(f"{api.url}/v1/node/result", data=json.dumps(told) + "\n", headers=headers) as answer:
+            assert answer.status == 422, await answer.text()
+        assert (await api.parts.rollouts.get("default", "r")).status is Status.RUNNING
         await owner.run(ref, RUN)
 
 

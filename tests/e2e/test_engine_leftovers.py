@@ -69,7 +69,10 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Leakin
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("victims", [["rollyard.engine.embedded"], ["inference-server"], ["engine_owner"]])
+@pytest.mark.parametrize(
+    "victims",
+    [["rollyard.engine.embedded"], ["inference-server"], ["engine_owner"], ["engine_owner", "inference-server"]],
+)
 async def test_a_killed_part_of_a_model_server_leaves_nothing_to_the_next_engine(
     site: Leaking, victims: list[str]
 ) -> None:

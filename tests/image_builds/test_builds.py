@@ -186,6 +186,23 @@ async def test_a_failed_command_names_its_line(builder: Builder, left_over: Call
     assert "the image may lack this program" in builder.output
 
 
+async def test_texts_longer_than_an_argument_of_a_program_are_run_and_copied(builder: Builder) -> None:
+    filler = f"# {'x' * 98}\n" * 1400
+    body = f"a=1\n{filler}echo $a $0 > /told\n"
+    root = await builder.root(
+        f"FROM ../base\nRUN <<END\n{body}END\nRUN wc -c <<END > /size\n{filler}END\nCOPY <<END /copied\n{filler}END\n"
+    )
+    assert (root / "told").read_text() == "1 /bin/sh\n"
+    assert (root / "size").read_text().strip() == str(len(filler))
+    assert (root / "copied").read_text() == filler
+    with pytest.raises(ImageBuildFailed, match=r"Dockerfile:3: .* COPY it into the image as a file"):
+        await builder.root(f'FROM ../base\nSHELL ["/usr/bin/env", "python3", "-c"]\nRUN <<END\n{filler}END\n')
+    listed = json.dumps(["/bin/sh", "-c", filler])
+    with pytest.raises(ImageBuildFailed):
+        await builder.root(f"FROM ../base\nRUN {listed}\n")
+    assert "an argument or a variable may have 128 KiB" in builder.output
+
+
 async def test_no_copy_leads_out_of_the_context_or_the_image(builder: Builder, open_folder: Path) -> None:
     outside = open_folder / "outside"
     outside.mkdir(mode=0o777)

@@ -119,7 +119,7 @@ def _sparse() -> bytes:
         (lambda: tar(("/".join("d" * 1000), b"1"), format=tarfile.PAX_FORMAT), "nested more than 200 deep"),
         (_sparse, "a sparse file"),
         (lambda: _general(2000), "more than 1000 general records"),
-        (lambda: b"x" * 2048, "no tar archive"),
+        (lambda: b"x" * 2048, "not a tar archive"),
         (lambda: b"\x1f\x8b" + b"junk" * 50, "gzip data is damaged"),
         (lambda: b"\x28\xb5\x2f\xfd" + b"junk" * 50, "zstd data is damaged"),
     ],

@@ -22,6 +22,8 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import parser_for
+from tests.support.template_oracle import Oracle
+from tests.tokens.test_refused_turns import ALTERNATING
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hi"}}\n</tool_call>'
 
@@ -114,6 +116,23 @@ async def test_tool_calls_are_the_sandboxs_and_the_environment_may_see_them(
     assert environment.shown[0].tool_results == (["hi"] if every_turn else [])
     (segment,) = run.conversation.segments()
     assert ("noted" in template.decode(segment.token_ids)) == every_turn
+
+
+async def test_a_reply_behind_results_ends_the_last_result_where_the_template_refuses_a_user_there(
+    sandbox: Sandbox,
+) -> None:
+    """Ministral's template refuses a user's message between a result and the answer."""
+    made = Oracle(ALTERNATING)
+    template = ChatTemplate(made.tokenizer, made.stop_ids)
+    environment = Replies(Reply("noted"), Reply("again"), Reply("right", 1.0, done=True), every_turn=True)
+    run = AgentProgress(Conversation(template, environment.opening, parser=parser_for(template, None, [])))
+    tools: Any = Tools(["bash"], sandbox, 30.0, run.conversation.parser.form)  # type: ignore[union-attr]
+    await run_agent(run, Told(template, CALL, "5", "6"), tools, AgentSpec(), Sampling(), 0, environment)
+    assert [(t.tool_results, t.observation) for t in run.turns] == [(["hi"], "noted"), ([], "again"), ([], "right")]
+    (segment,) = run.conversation.segments()
+    text = template.decode(segment.token_ids)
+    assert "tool\nhi\nnoted<|im_end|>" in text
+    assert "user\nagain<|im_end|>" in text
 
 
 class Slow(Replies):

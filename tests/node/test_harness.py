@@ -213,6 +213,41 @@ async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
         assert (await sandbox.bash("pgrep -c sleep", 10)).output.strip() == "0"
 
 
+async def test_following_invalid_utf8_repeats_and_loses_nothing(sandbox: Sandbox, template: ChatTemplate) -> None:
+    await sandbox.bash("rm -f /tmp/go", 10)
+    text = "printf 'a\\377b\\303'; until [ -e /tmp/go ]; do sleep 0.01; done; printf '\\251c\\376d\\303'"
+    async with session(template) as (mine, _):
+        harness, seen, position = Harness(sandbox, mine), "", 0
+        running = asyncio.create_task(harness.run(command(text), PROMPT))
+        async with asyncio.timeout(60):
+            while seen != "a\ufffdb":
+                new, position = await harness.printed(position)
+                seen += new
+        await sandbox.write_file("/tmp/go", b"")
+        with pytest.raises(TaskError, match="before its first model call"):
+            await running
+        seen += (await harness.printed(position))[0]
+        assert seen == harness.output == "a\ufffdb\u00e9c\ufffdd\ufffd"
+
+
+async def test_following_more_output_than_is_kept_shows_its_end(sandbox: Sandbox, template: ChatTemplate) -> None:
+    await sandbox.bash("rm -f /tmp/go", 10)
+    text = (
+        "head -c 3000000 /dev/zero | tr '\\0' x; printf middle; until [ -e /tmp/go ]; do sleep 0.01; done; printf end"
+    )
+    async with session(template) as (mine, _):
+        harness = Harness(sandbox, mine)
+        running = asyncio.create_task(harness.run(command(text), PROMPT))
+        position = 0
+        async with asyncio.timeout(60):
+            while position < 3_000_006:
+                _, position = await harness.printed(position)
+        await sandbox.write_file("/tmp/go", b"")
+        with pytest.raises(TaskError, match="before its first model call"):
+            await running
+        assert await harness.printed(position) == ("end", 3_000_009)
+
+
 async def test_one_sandbox_does_not_reach_anothers_session(
     sandboxes: SandboxFactory, sandbox: Sandbox, template: ChatTemplate
 ) -> None:

@@ -13,7 +13,6 @@ from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.support.cut_off import cut_off
-from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
@@ -141,28 +140,6 @@ async def test_an_unfinished_command_is_an_error_and_no_hang(sandbox: Sandbox, c
 async def test_characters_stay_whole_over_the_borders_of_reads(sandbox: Sandbox) -> None:
     result = await sandbox.bash("python3 -c \"print('é' * 70001)\"", 10)
     assert result.output == "é" * 70001 + "\n"
-
-
-async def test_who_looks_on_gets_no_half_of_a_character(sandbox: Sandbox) -> None:
-    await sandbox.bash("rm -f /tmp/half /tmp/go /tmp/end", 10)
-    wait = "until [ -e /tmp/{} ]; do sleep 0.01; done"
-    printing = f"printf 'a\\303'; touch /tmp/half; {wait.format('go')}; printf '\\251\\377'; {wait.format('end')}"
-    running = asyncio.create_task(sandbox.bash(printing, 60))
-
-    async def half_printed() -> bool:
-        return "/tmp/half" in (await sandbox.edit("view", "/tmp")).output
-
-    async def printed(text: str) -> bool:
-        return (await sandbox.printed(0))[0] == text
-
-    await until(half_printed)
-    await until(lambda: printed("a"))
-    assert await sandbox.printed(0) == ("a", 1)
-    await sandbox.write_file("/tmp/go", b"")
-    await until(lambda: printed("aé\ufffd"))
-    assert await sandbox.printed(1) == ("é\ufffd", 4)
-    await sandbox.write_file("/tmp/end", b"")
-    assert (await running).output == "aé\ufffd"
 
 
 async def test_a_nul_byte_is_refused(sandbox: Sandbox) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollyard.sandbox.process_refusals import ProcessRefusals
+from rollyard.sandbox.sandbox import PROCESSES_SHORT
 from tests.sandbox.test_free_memory import lay
 from tests.support.memory_cgroup import job_cgroups
+from tests.support.ordinary_user import ordinary_user
 
 COUNTS = """
 import os, sys
@@ -21,6 +23,73 @@ before = counter.count()
 try: os.fork()
 except BlockingIOError: pass
 print(counter.count() - before)
+"""
+
+NO_ROOM = """
+import asyncio, os, resource, threading
+from pathlib import Path
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import SandboxFactory
+
+FORK = "import os, time\\ntry: os.fork()\\nexcept BlockingIOError: open('/tmp/refused', 'w').close()"
+over = threading.Event()
+
+def threads():
+    found = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        except OSError:
+            continue
+        if int(fields["Uid"].split()[0]) == os.getuid():
+            found += int(fields["Threads"])
+    return found
+
+def fill():  # again and again, because other processes of this user may end
+    while not over.is_set():
+        try:
+            threading.Thread(target=over.wait, daemon=True).start()
+        except RuntimeError:
+            over.wait(0.001)
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+async def exists(sandbox, path):
+    try:
+        await sandbox.read_file(path, 1)
+    except FileNotFoundError:
+        return False
+    return True
+
+async def main():
+    limit = threads() + 200
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    async with SandboxFactory(await asyncio.to_thread(find_runtime)) as factory:
+        async with await factory.start(SandboxSpec(None, Limits(processes=64))) as sandbox:
+            await sandbox.ipython("1", 60)
+            assert not sandbox.node_fault and not await exists(sandbox, "/tmp/refused")
+            guard = factory._guard
+            filling = threading.Thread(target=fill)
+            filling.start()
+            await until(lambda: guard.take_reports("") or guard.refusals)
+            running = asyncio.create_task(sandbox.ipython(
+                FORK + "\\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)", 60))
+            while not await exists(sandbox, "/tmp/refused"):
+                await asyncio.sleep(0.01)
+            before = guard.refusals
+            await until(lambda: guard.take_reports("") or guard.refusals > before)
+            over.set()
+            filling.join()
+            await until(lambda: threads() < limit)
+            await sandbox.write_file("/tmp/go", b"")
+            await running
+            print(sandbox.node_fault)
+
+asyncio.run(main())
 """
 
 
@@ -52,3 +121,13 @@ async def test_the_kernel_counts_what_it_refuses() -> None:
             (cgroups["pids"] / "pids.max").write_text("1")
             said, _ = job.communicate("go\n", 60)
         assert said == "1\n"
+
+
+def test_a_users_limit_of_processes_is_a_fault_of_the_node() -> None:
+    """The limit was reached while a cell ran, and is not any more when the cell ends."""
+    user = ordinary_user()
+    told = subprocess.run(
+        [user.python, "-c", NO_ROOM], env=user.environment, cwd="/", stdout=subprocess.PIPE, text=True, timeout=300,
+        check=True, **user.credentials,
+    ).stdout  # fmt: skip
+    assert told == f"{PROCESSES_SHORT}\n"

@@ -20,7 +20,7 @@ async def test_every_event_of_every_part_wakes_somebody(tmp_path: Path) -> None:
         for name, event in getattr(made, "__dict__", {}).items()
         if isinstance(event, Signal)
     }
-    assert {"agents.node_agent_changed", "endpoints.capacity_freed", "feed.jobs_changed"} <= events.keys()
+    assert {"node_agents.node_agent_changed", "endpoints.capacity_freed", "feed.jobs_changed"} <= events.keys()
     assert [name for name, event in events.items() if not event.has_listeners] == []
     await parts.close()
     await store.close()

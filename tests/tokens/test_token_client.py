@@ -279,6 +279,42 @@ async def test_moves_are_bounded(
     assert lost.value.partial.token_ids == [5, 6, 7]
 
 
+async def test_the_only_endpoint_is_sick_and_gets_three_requests_with_pauses(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    server.scripts = [(503, "")] * 11
+    policy = FailoverPolicy(client, endpoint, [2], stay, wait_seconds=9)
+    async with asyncio.timeout(60) as policy.limit:
+        ends_at = policy.limit.when() or 0
+        with pytest.raises(StreamLost, match="3 times without a token, and no other endpoint can be used"):
+            await policy.sample(PROMPT, Sampling(), 8)
+        assert (policy.limit.when() or 0) >= ends_at + failover.RETRY_SECONDS * (0.25 + 0.5)
+    assert len(server.asked) == 3
+
+
+async def test_two_sick_endpoints_get_three_requests_each_and_a_healthy_one_goes_on(
+    client: TokenClient, endpoint: Endpoint, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "RETRY_SECONDS", 0.01)
+    asked: list[str] = []
+
+    async def other(current: Endpoint, failed: str, again: bool) -> Endpoint:
+        asked.append({"": "one", "one": "two", "two": "one"}[failed] if len(asked) != healthy else "three")
+        return evolve(endpoint, id=asked[-1])
+
+    healthy = -1
+    server.scripts = [(503, "")] * 11
+    with pytest.raises(StreamLost):
+        await FailoverPolicy(client, endpoint, [2], other, wait_seconds=9).sample(PROMPT, Sampling(), 8)
+    assert (asked, len(server.asked)) == (["one", "two"] * 3 + ["one"], 6)
+
+    asked.clear()
+    healthy = 6
+    server.scripts = [*[(503, "")] * 6, stream(chunk([7, 2], "stop"))]
+    sampled = await FailoverPolicy(client, endpoint, [2], other, wait_seconds=9).sample(PROMPT, Sampling(), 8)
+    assert sampled.token_ids == [7, 2]
+
+
 async def test_calls_without_an_endpoint_wait_together_and_their_time_does_not_run(
     client: TokenClient, endpoint: Endpoint, server: Server
 ) -> None:

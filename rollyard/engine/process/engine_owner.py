@@ -23,12 +23,13 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 if not __package__:  # with -I, Python does not look for our packages
     sys.path.append(str(Path(__file__).resolve().parents[3]))
-from rollyard.core.process_tree import adopt_orphans, descendants, kill_below, reap
+from rollyard.core.process_tree import adopt_orphans, descendants, die_with, kill_below, reap
 from rollyard.engine.process.shared_memory import EngineFiles
 
 LOOK_SECONDS = 0.2
@@ -64,7 +65,11 @@ class EngineOwner:
     def run(self) -> None:
         try:
             engine = subprocess.Popen(
-                self._order["argv"], stdin=subprocess.DEVNULL, env=self._order["env"], start_new_session=True
+                self._order["argv"],
+                stdin=subprocess.DEVNULL,
+                env=self._order["env"],
+                start_new_session=True,
+                preexec_fn=partial(die_with, os.getpid()),  # if the owner and the model server are killed
             )
         except OSError as error:
             self._send({"error": error.strerror})

@@ -19,6 +19,7 @@ from typing import Any
 from rollyard.core.aio import wait_or_timeout
 from rollyard.engine.process import child_process, engine_owner
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, environment
+from rollyard.engine.process.scratch_folder import MARK
 from rollyard.engine.process.shared_memory import RECORD
 from rollyard.kinds.base import Reason
 
@@ -99,9 +100,12 @@ async def start_engine(command: EngineCommand, scratch: Path | None = None, **st
             link.close()
             raise
     engine = OwnedEngine(owner, link, report)
+    env = environment(command)
+    if scratch is not None:
+        env |= {MARK: str(scratch), "SPT_NOENV": "1"}  # without it, setproctitle overwrites the process's variables
     order = {
         "argv": command.argv,
-        "env": environment(command),
+        "env": env,
         "record": None if scratch is None else str(scratch / RECORD),
         "stop_seconds": child_process.STOP_SECONDS,
         "clean_up_seconds": child_process.CLEAN_UP_SECONDS,

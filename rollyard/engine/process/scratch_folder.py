@@ -1,8 +1,8 @@
 """A private folder in the node-local scratch folder. It is removed at the end of the block that uses it.
 
-A killed process leaves its folder behind. When the same user next calls `scratch_folder` on the node, this folder is
-removed, with the files in /dev/shm that it records. A lock marks a folder as in use. The kernel releases the lock when
-its holder dies.
+A killed process leaves its folder behind. When the same user next calls `scratch_folder` on the node, the processes that
+have the folder's name in `MARK` are killed, and the folder is removed, with the files in /dev/shm that it records. A lock
+marks a folder as in use. The kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollyard.core.process_tree import name, signal_all, with_variable
 from rollyard.engine.process.shared_memory import RECORD, remove_recorded
 
 log = logging.getLogger(__name__)
 
 PREFIX = "ry-"
 """The prefix is short, because the whole path of a socket has at most 107 bytes."""
+MARK = "ROLLYARD_ENGINE_SCRATCH"
+"""Variable of an engine's processes, with the model server's folder as its value. A killed model server and a killed owner
+of its processes leave those that have a session of their own; Slurm finds them only if it uses cgroups."""
+KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 
 
 @contextlib.contextmanager
@@ -51,9 +58,21 @@ def _remove_left_over(base: Path) -> None:
             try:
                 if os.fstat(lock).st_uid == os.getuid():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _kill_left_over(folder)
                     _remove(folder)
             finally:
                 os.close(lock)
+
+
+def _kill_left_over(folder: Path) -> None:
+    """Kill the processes of the folder's engine, and wait until they have ended."""
+    deadline, names = time.monotonic() + KILL_SECONDS, set[str]()
+    while (left := with_variable(MARK, str(folder))) and time.monotonic() < deadline:
+        names |= {name(pid) for pid in left}
+        signal_all(left, signal.SIGKILL)
+        time.sleep(PAUSE_SECONDS)
+    if names:
+        log.warning("killed the processes that an ended model server had left: %s", ", ".join(sorted(names)))
 
 
 def _remove(folder: Path) -> None:

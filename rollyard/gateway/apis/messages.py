@@ -170,9 +170,14 @@ def _messages(message: dict[str, Any]) -> Iterator[Message]:
         named = [_called(b) for b in blocks if b.get("type") == "tool_use"]
         yield assistant_message(text_of(text, "content"), named)
         return
-    rest = []
+    rest: list[dict[str, Any]] = []
     for block in blocks:
         if block.get("type") == "tool_result":
+            if rest:
+                raise bad_request(
+                    "a tool_result comes after another block of its message: send the results first, then the text",
+                    param="messages",
+                )
             result = text_of(block.get("content"), "tool_result")
             id = text_field(block.get("tool_use_id"), "the tool_use_id of a tool_result")
             yield {"role": "tool", "content": result, "tool_call_id": id}

@@ -211,7 +211,7 @@ def read(body: Body) -> ChatRequest:
     choice = body.get("tool_choice")
     wanted = replace(read_overrides(body, OWN_FIELDS), top_logprobs=_top_logprobs(body))
     offered, forced = offered_tools(choice, tools), forced_calls(choice, tools)
-    return ChatRequest(messages, offered, wanted, forced=forced, own_messages=own_messages)
+    return ChatRequest(messages, offered, wanted, forced=forced, own_messages=own_messages, results_follow_calls=False)
 
 
 def _top_logprobs(body: Body) -> int | None:

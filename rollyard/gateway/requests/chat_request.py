@@ -55,6 +55,8 @@ class ChatRequest:
     """Id by which later calls of the session may refer to the turn; empty if they may not."""
     own_messages: int = 0
     """Number of messages at the beginning that such a later call does not continue."""
+    results_follow_calls: bool = True
+    """Whether the call's API refuses tool results that come after a later message of another role."""
 
     @property
     def characters(self) -> int:

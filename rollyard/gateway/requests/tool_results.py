@@ -41,3 +41,18 @@ def check_tool_results(messages: Sequence[Message]) -> None:
                 "call, after the message with the call",
                 param="messages",
             )
+
+
+def check_results_follow_calls(messages: Sequence[Message], begin: int) -> None:
+    """Raise GatewayError if a result among `messages[begin:]` does not follow the message with its call, or other results
+    of that message."""
+    waiting = set[str]()
+    for number, message in enumerate(messages):
+        if message["role"] != "tool":
+            waiting = {call["id"] for call in message.get("tool_calls", ())}
+        elif number >= begin and (id := message["tool_call_id"]) not in waiting:
+            raise bad_request(
+                f"message {number + 1} is the result of the tool call {id[:100]!r}, which comes too late: send the results "
+                "of a turn right after it, before any other message or text",
+                param="messages",
+            )

@@ -24,6 +24,7 @@ from typing import Any
 from rollyard.core.errors import TaskError
 from rollyard.gateway.requests.chat_request import ChatRequest
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
+from rollyard.gateway.requests.tool_results import check_results_follow_calls
 from rollyard.gateway.session.stored_call import StoredChat
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
@@ -197,8 +198,9 @@ class ChatHistory:
     def prepare(self, request: ChatRequest, context: int | None = None) -> PreparedChat:
         """Find or open the branch. The branch is busy until `record` or `release`.
 
-        Raises TaskError if the template refuses the messages or cannot continue the caller's text, TemplateUnusable if
-        the template fails, and ContextExceeded if the text cannot fit into `context` tokens.
+        Raises GatewayError if a tool result comes too late, TaskError if the template refuses the messages or cannot
+        continue the caller's text, TemplateUnusable if the template fails, and ContextExceeded if the text cannot fit
+        into `context` tokens.
         """
         request, keys = self._with_keys(request)
         lead = self._continued_ids(request) if request.continued_text else []
@@ -208,6 +210,8 @@ class ChatHistory:
         free = (b for b in self._branches if not b.busy and b.start == keys[0] and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
         branch = max(going_on, key=lambda b: b.length, default=None)
+        if request.results_follow_calls:  # what the branch has recorded is not refused any more
+            check_results_follow_calls(request.messages, branch.length if branch is not None else 0)
         opening = self._opening(request.messages, keys) if branch is None else None
         if branch is not None:
             request = replace(request, messages=branch.with_given_ids(request.messages))

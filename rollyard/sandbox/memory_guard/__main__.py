@@ -2,7 +2,7 @@
 
 Standard input is a socket of the node agent, with messages `watch` and `forget`. Before the guard ends processes it sends
 a message `over`. So the node agent has this message before it has the result of the call that the processes belonged
-to. The guard exits when the node agent is gone.
+to. It sends `refusals` while this user may start no more processes. The guard exits when the node agent is gone.
 
 The guard is a process of its own, because a measurement takes time that the node agent's event loop does not have, and
 because reading a process that faults pages in may block.
@@ -27,12 +27,13 @@ from typing import Any
 from rollyard.sandbox.free_memory import free_memory, reserve, whole_memory
 from rollyard.sandbox.memory_guard import limit, messages, process_memory, sandbox_entry, socket_memory
 from rollyard.sandbox.memory_guard.process_memory import ProcessMemory, SandboxMemory
+from rollyard.sandbox.process_refusals import refuses_thread
 
 _LIBC = ctypes.CDLL(None)
 _PROCESS_MRELEASE = 448
 """Number of the system call, on all machines. A kernel before 5.15 lacks it."""
 LOOK_SECONDS, SHORTEST_LOOK_SECONDS = 0.1, 0.01
-"""Seconds between two looks at the machine's shared memory, and at the free memory."""
+"""Seconds between two looks at the machine's shared memory, at the free memory, and at the limit of processes."""
 REACTION_SECONDS = 0.2
 """Seconds from a look at the free memory to the end of processes on a busy machine."""
 SECOND_LOOK_SECONDS = 3.0
@@ -137,7 +138,7 @@ class Guard:
                 select.select([self._node_agent], [], [], self._seconds_to_wait())
                 for message in messages.received(self._node_agent):
                     self._take(message)
-                self._look_at_shared_memory()
+                self._look_at_machine()
                 for due, unseen in list(self._unseen.values()):
                     if due <= time.monotonic():
                         self._take(unseen)
@@ -174,7 +175,7 @@ class Guard:
             due += [self._look_at, *(watched.due for watched in self._watched.values())]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _look_at_shared_memory(self) -> None:
+    def _look_at_machine(self) -> None:
         if time.monotonic() < self._look_at:
             return
         shared = process_memory.host_shared_bytes()
@@ -186,6 +187,9 @@ class Guard:
         self._shared = min(self._shared, shared)
         if (free := free_memory()) < self._reserve:
             self._make_room(free)
+        if refuses_thread():
+            with suppress(BlockingIOError):  # the node agent has not read thousands of reports
+                messages.send(self._node_agent, {"refusals": 1})
         # looks more often as memory runs out
         soon = (free - self._reserve) / limit.GROWTH
         self._look_at = time.monotonic() + min(LOOK_SECONDS, max(SHORTEST_LOOK_SECONDS, soon))

@@ -76,6 +76,8 @@ class MemoryGuard:
         self._watched: dict[str, dict[str, Any]] = {}
         """Sandbox -> the message that tells the guard of it."""
         self._reports: dict[str, list[OverLimit]] = {}
+        self.refusals = 0
+        """Number of times that the guard was refused a thread, as of the last `take_reports`."""
         self._kill_counter = KernelKillCounter()
         self._kernel_kills: dict[str, int] = {}
         """Sandbox -> number of processes that the kernel had ended when the sandbox was last asked about."""
@@ -121,7 +123,8 @@ class MemoryGuard:
                 self._process.wait()
             self._process = self._socket = None
 
-    def _add(self, over: str, **report_of: Any) -> None:
+    def _add(self, over: str = "", refusals: int = 0, **report_of: Any) -> None:
+        self.refusals += refusals
         if (watched := self._watched.get(over)) is not None:
             report = OverLimit(watched["limit"], **report_of)
             log.info("sandbox %s: %s", over, report)

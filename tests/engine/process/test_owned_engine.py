@@ -19,7 +19,7 @@ from rollyard.engine.process import child_process, owned_engine, shared_memory
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.process.owned_engine import EngineRemains, start_engine
-from rollyard.engine.process.scratch_folder import scratch_folder
+from rollyard.engine.process.scratch_folder import MARK, scratch_folder
 from rollyard.engine.process.shared_memory import RECORD, EngineFiles, MemoryFile, remove_unused
 from tests.support.leaky_engine import ROOT, Leak, new_leak
 from tests.support.until import until
@@ -135,6 +135,28 @@ async def test_a_killed_model_server_takes_its_engines_whole_tree_with_it(leak: 
     await until(lambda: not alive(owner))
     assert not alive(engine)
     assert leak.held() == ""
+
+
+async def test_the_next_model_server_kills_what_a_killed_model_server_and_owner_left(
+    leak: Leak, tmp_path: Path
+) -> None:
+    server, folder, owner, engine = model_server(tmp_path, leaky(leak, "--orphan"))
+    child = await held(leak)
+    other = subprocess.Popen(LAST_PROCESS, env={**os.environ, MARK: f"{folder}-other"})
+    await recorded(folder, leak)
+    for pid in (server.pid, owner):
+        kill(pid)
+    assert server.stdout is not None
+    server.stdout.close()  # the child has it too
+    server.wait(60)
+    await until(lambda: not alive(engine))
+    assert alive(child)  # it has a session of its own, and its parent is not the owner
+    with scratch_folder(tmp_path):
+        assert leak.held() == ""
+        assert not folder.exists()
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 async def test_the_next_model_server_removes_the_shared_memory_of_processes_that_were_all_killed(

@@ -61,7 +61,7 @@ def results(*texts: str) -> tuple[str, str]:
          prompt(HI, ("assistant", SHOWN), results("out"), ("system", "Note."))),
         ({"messages": [ASKED, called("a"), user(result("a", [text("o"), text("ut", **CACHED)]))]},
          prompt(HI, ("assistant", SHOWN), results("out"))),
-        ({"messages": [ASKED, called("a", "b"), user(text("So:"), result("b", "2"), result("a", "1"))]},
+        ({"messages": [ASKED, called("a", "b"), user(result("b", "2"), result("a", "1"), text("So:"))]},
          prompt(HI, ("assistant", f"{SHOWN}\n{SHOWN}"), results("2", "1"), ("user", "So:"))),
         ({"messages": [ASKED, called("a"), user(result("a", "failed", is_error=True))]},
          prompt(HI, ("assistant", SHOWN), results("failed"))),

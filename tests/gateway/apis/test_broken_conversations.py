@@ -35,10 +35,11 @@ def output(id: str) -> dict[str, Any]:
 
 
 FUNCTION = {"type": "function_call", "call_id": "a", "name": "bash", "arguments": "{}"}
-LONE, TWICE = "in no earlier message", "has a result already"
+LONE, TWICE, LATE = "in no earlier message", "has a result already", "comes too late"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 
 
+TEXT = {"type": "text", "text": "Hi"}
 NO_CALL_ID = {"type": "function_call", "name": "bash", "arguments": "{}"}
 NO_USE_ID = {"role": "assistant", "content": [{"type": "tool_use", "name": "bash", "input": {}}]}
 NO_USE_NAME = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {}}]}
@@ -66,6 +67,12 @@ NO_RESULT_ID = {"role": "user", "content": [{"type": "tool_result", "content": "
         (CHAT, [USER, called("a"), result("a"), result("a")], TWICE),
         (MESSAGES, [results("x")], LONE),
         (MESSAGES, [USER, used("a"), results("a", "a")], TWICE),
+        (CHAT, [USER, called("a"), USER, result("a")], LATE),
+        (CHAT, [USER, called("a", "b"), result("a"), USER, result("b")], LATE),
+        (CHAT, [USER, called("a"), {"role": "assistant", "content": "So"}, result("a"), USER], LATE),
+        (MESSAGES, [USER, used("a"), USER, results("a")], LATE),
+        (MESSAGES, [USER, used("a"), {"role": "user", "content": [TEXT, *results("a")["content"]]}],
+         "send the results first, then the text"),
         (RESPONSES, [output("x")], LONE),
         (RESPONSES, [USER, FUNCTION, output("a"), output("a")], TWICE),
     ],
@@ -84,16 +91,36 @@ async def test_what_has_no_place_in_a_conversation_is_refused(
 
 async def test_results_in_any_order_and_calls_without_one_go_on(scripted: Any) -> None:
     cases = [
-        [USER, called("a", "b"), result("b"), result("a")],
-        [USER, called("a", "b"), result("b"), USER],
-        [USER, called("a"), USER],
+        (CHAT, [USER, called("a", "b"), result("b"), result("a")]),
+        (CHAT, [USER, called("a", "b"), result("b"), USER]),
+        (CHAT, [USER, called("a"), USER]),
+        (CHAT, [USER, called("a"), result("a"), called("a"), result("a")]),
+        (MESSAGES, [USER, used("a"), used("b"), results("a"), results("b")]),
+        (MESSAGES, [USER, used("a"), {"role": "user", "content": [*results("a")["content"], TEXT]}]),
+        (RESPONSES, [USER, FUNCTION, USER, output("a")]),  # OpenAI accepts it there
     ]
     async with scripted(["Hi."]) as (gateway, _), aiohttp.ClientSession() as http:
-        for number, messages in enumerate(cases):
-            given, name = {"model": "m", "messages": messages, "tools": TOOLS}, {"X-Rollyard-Session": f"s{number}"}
-            async with http.post(f"{gateway.url}{CHAT}", json=given, headers=name) as answer:
+        for number, (path, messages) in enumerate(cases):
+            name = {"X-Rollyard-Session": f"s{number}"}
+            given = {"input" if path == RESPONSES else "messages": messages, "model": "m"}
+            given |= {CHAT: {"tools": TOOLS}, MESSAGES: {"max_tokens": 9}}.get(path, {})
+            async with http.post(f"{gateway.url}{path}", json=given, headers=name) as answer:
                 assert answer.status == 200, await answer.text()
             assert len(gateway.sessions[f"s{number}"].turns()) == 1
+
+
+async def test_a_late_result_that_the_session_has_recorded_is_not_refused_later(scripted: Any) -> None:
+    name = {"X-Rollyard-Session": "s"}
+    recorded = [USER, called("a"), USER, result("a"), {"role": "assistant", "content": "Hi."}]
+    async with scripted(["Hi.", "Yes."]) as (gateway, _), aiohttp.ClientSession() as http:
+        given = {"model": "m", "input": [USER, FUNCTION, USER, output("a")]}
+        async with http.post(f"{gateway.url}{RESPONSES}", json=given, headers=name) as answer:
+            assert answer.status == 200, await answer.text()
+        for messages, status in (([*recorded, USER], 200), ([*recorded, USER, result("a")], 400)):
+            given = {"model": "m", "messages": messages}
+            async with http.post(f"{gateway.url}{CHAT}", json=given, headers=name) as answer:
+                assert answer.status == status, await answer.text()
+        assert len(gateway.sessions["s"].segments()) == 1
 
 
 async def test_a_message_without_content_is_an_empty_message_in_each_api(scripted: Any) -> None:
