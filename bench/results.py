@@ -25,7 +25,8 @@ import zstandard
 from bench.control_plane import ROOT, outcome
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
-from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.base import RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.wire.columns import encode
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.base import RolloutRecord
 from rollyard.store.blobs import PackWriter
 from rollyard.store.journal_mode import Journal
-from rollyard.store.rollout_transaction import RolloutTransaction
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.store.tables import prepare
 from rollyard.store.writer import WriteUnit
@@ -57,7 +57,7 @@ class OneByOne:
 
     async def transact(self, change: Callable[[Transaction], T]) -> T:
         self._unit.db.execute("BEGIN IMMEDIATE")
-        result = change(RolloutTransaction(self._unit))
+        result = change(Transaction(self._unit))
         self._unit.packs.sync()
         self._unit.db.execute("COMMIT")
         self._unit.packs.keep()

@@ -12,7 +12,7 @@ from rollyard.store.batch_records import BatchRecord, GroupRecord, SeriesRecord,
 
 
 class MemoryTables:
-    """The part of `Transaction` and `BatchTables` that one series on one pool needs."""
+    """The part of `Transaction` and `BatchTransaction` that one series on one pool needs."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks

@@ -21,8 +21,9 @@ from rollyard.kinds.rollout import Status
 from rollyard.server.batches.advance import Acknowledged, Ticked
 from rollyard.server.batches.settlement import Settlement
 from rollyard.server.rollouts.record_changes import RecordChanges
-from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.base import RolloutRecord
 from rollyard.store.batch_records import BatchRecord, LengthSums, SeriesRecord
+from rollyard.store.rollout_transaction import Transaction
 from simulation.batch_tables import MemoryTables
 
 MEDIAN_SECONDS = 100.0

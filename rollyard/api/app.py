@@ -46,6 +46,8 @@ FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
     rollouts, batches, datasets, snapshots, forks, images, sessions, tokens, node, attach, engine, metrics,
 )  # fmt: skip
+WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
+"""Modules that keep something in the application."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -59,16 +61,10 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
     app.on_response_prepare.append(end_stream_by_closing)
     app[SERVICES] = services
-    listener.set_up(app)
-    long_responses.set_up(app)
+    for module in WITH_STATE:
+        module.set_up(app)
     app.add_routes(_send_continue_late(routes()))
-    objects.set_up(app)
     sessions.set_up(app, services)
-    snapshots.set_up(app)
-    submit_body.set_up(app)
-    attach.set_up(app)
-    datasets.set_up(app)
-    weights_transfer.set_up(app)
     return app
 
 

@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 
 from rollyard.api.auth import CLAIMS
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.query_parameters import accepts
+from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.aio import running
 from rollyard.core.errors import (
@@ -155,7 +155,7 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
     """Return the rollout, the node agent that has its sandbox, and the sandbox's lease: the present one, or that of an
     attempt whose sandbox is kept. Raises ApiError with what one can do otherwise."""
     services: Services = request.app[SERVICES]
-    record = await services.rollouts.get(request.query.get("namespace", "default"), request.match_info["id"])
+    record = await services.rollouts.get(namespace_of(request), request.match_info["id"])
     id = record.id
     if (
         record.status is not Status.RUNNING

@@ -7,13 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pydantic
 from aiohttp import web
 
 from rollyard.api import request_bodies
-from rollyard.api.error_status import validation_error
+from rollyard.api.error_status import validated
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.query_parameters import accepts, cursor, integer, seconds
+from rollyard.api.query_parameters import accepts, cursor, integer, namespace_of, seconds
 from rollyard.api.request_checks import (
     check_kinds,
     check_pools,
@@ -53,18 +52,14 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _namespace(request: web.Request) -> str:
-    return request.query.get("namespace", "default")
-
-
 def _key(request: web.Request) -> BatchKey:
-    return BatchKey(_namespace(request), request.match_info["id"])
+    return BatchKey(namespace_of(request), request.match_info["id"])
 
 
 @accepts("namespace")
 async def _create(request: web.Request) -> web.Response:
     """Create a batch. The answer is 201 if the batch is new, 200 if a batch with the same id and body exists."""
-    services, namespace = request.app[SERVICES], _namespace(request)
+    services, namespace = request.app[SERVICES], namespace_of(request)
     wanted = await _read_request(request)
     pool = await _check(services, namespace, wanted)
     tasks = await request_bodies.run_in_parser_thread(lambda: [canonical(task) for task in wanted.tasks or ()])
@@ -86,10 +81,7 @@ async def _read_request(request: web.Request) -> BatchRequest:
             "(PUT /v1/datasets/NAME) and send its name"
         )
     body = await request_bodies.run_in_parser_thread(request_bodies.parse, data)
-    try:
-        return await request_bodies.run_in_parser_thread(BatchRequest.model_validate, body)
-    except pydantic.ValidationError as error:
-        raise validation_error(error, BatchRequest, "the batch") from None
+    return await request_bodies.run_in_parser_thread(validated, BatchRequest, body, "the batch")
 
 
 async def _check(services: Services, namespace: str, wanted: BatchRequest) -> RolloutPool:
@@ -117,7 +109,7 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> Ro
 async def _list(request: web.Request) -> web.Response:
     """List batches, newest first."""
     limit = min(integer(request, "limit", 100, least=1), MAX_LISTED)
-    views = await request.app[SERVICES].batches.views(_namespace(request), limit)
+    views = await request.app[SERVICES].batches.views(namespace_of(request), limit)
     return web.json_response({"batches": [view.model_dump(mode="json") for view in views]})
 
 
@@ -140,10 +132,7 @@ async def _cancel(request: web.Request) -> web.Response:
 @accepts("namespace")
 async def _acknowledge(request: web.Request) -> web.Response:
     """Acknowledge that the trainer has used all groups up to a delivery number."""
-    try:
-        body = Acknowledgement.model_validate(await request_bodies.read_message(request))
-    except pydantic.ValidationError as error:
-        raise validation_error(error, Acknowledgement, "the acknowledgement") from None
+    body = validated(Acknowledgement, await request_bodies.read_message(request), "the acknowledgement")
     return _view_response(await request.app[SERVICES].batches.acknowledge(_key(request), body.upto))
 
 

@@ -11,7 +11,7 @@ import pydantic
 from aiohttp import hdrs, web
 
 from rollyard.api import request_bodies
-from rollyard.api.query_parameters import accepts
+from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
@@ -48,7 +48,7 @@ def routes() -> list[web.RouteDef]:
 async def _put(request: web.Request) -> web.Response:
     """Upload a dataset as JSON lines, one task a line. The answer is 201 for a new dataset, and 200 if the
     dataset already exists with the same tasks."""
-    services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
+    services, namespace = request.app[SERVICES], namespace_of(request)
     name = _checked_name(request.match_info["name"])
     size = request.content_length
     if size is None or hdrs.CONTENT_ENCODING in request.headers:
@@ -123,14 +123,14 @@ def _read_line(line: bytes) -> Task:
 @accepts("namespace")
 async def _list(request: web.Request) -> web.Response:
     """List the datasets of a namespace."""
-    found = await request.app[SERVICES].store.batches.list_datasets(request.query.get("namespace", "default"))
+    found = await request.app[SERVICES].store.batches.list_datasets(namespace_of(request))
     return web.json_response({"datasets": [_view(record) for record in found]})
 
 
 @accepts("namespace")
 async def _get(request: web.Request) -> web.Response:
     """Read a dataset's digest and size, and the history of its tasks."""
-    namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
+    namespace, name = namespace_of(request), request.match_info["name"]
     found = await request.app[SERVICES].store.batches.dataset(namespace, name)
     if found is None:
         raise NotFound(f"dataset {name!r} not found in namespace {namespace!r}")
@@ -144,7 +144,7 @@ async def _get(request: web.Request) -> web.Response:
 async def _delete(request: web.Request) -> web.Response:
     """Delete a dataset, the history of its tasks, and the record of which task is drawn next. An ended batch may
     have left unfinished groups of the dataset, with which a later batch would begin. These groups are cancelled."""
-    namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
+    namespace, name = namespace_of(request), request.match_info["name"]
     await request.app[SERVICES].batches.delete_dataset(namespace, name)
     return web.json_response({"name": name})
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pydantic
 from aiohttp import web
 from pydantic import BaseModel
 
-from rollyard.api.error_status import validation_error
+from rollyard.api.error_status import validated
 from rollyard.api.json_patch import merge_patch
 from rollyard.api.object_writes import BASE, object_key, parse_pool, read_body, retry_write
 from rollyard.api.query_parameters import accepts
@@ -43,10 +42,7 @@ async def _list(request: web.Request) -> web.Response:
 
 async def _add(request: web.Request) -> web.Response:
     """Add an external server, or change a listed server's capacity or token. The answer is 201 if the server is new."""
-    try:
-        wanted = ExternalEndpoint.model_validate(await read_body(request))
-    except pydantic.ValidationError as error:
-        raise validation_error(error, ExternalEndpoint, "the endpoint") from None
+    wanted = validated(ExternalEndpoint, await read_body(request), "the endpoint")
     new = True
 
     def added(current: KindObject) -> Pool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from urllib.parse import urlsplit
 
-import pydantic
 from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import token_allocation
-from rollyard.api.error_status import validation_error
+from rollyard.api.error_status import validated
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import Incompatible, Invalid
 from rollyard.kinds.inference_pool import InferencePool
@@ -44,14 +43,11 @@ def routes() -> list[web.RouteDef]:
 
 async def _register(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    try:
-        body = await request_bodies.read_message(request)
-        if refusal := protocol_refusal(body):
-            log.warning("an engine was refused: %s", refusal)
-            raise Incompatible(refusal)
-        hello = EngineHello.from_wire(body)
-    except pydantic.ValidationError as error:
-        raise validation_error(error, EngineHello, "the registration") from None
+    body = await request_bodies.read_message(request)
+    if refusal := protocol_refusal(body):
+        log.warning("an engine was refused: %s", refusal)
+        raise Incompatible(refusal)
+    hello = validated(EngineHello, body, "the registration", extra="ignore")
     identity = hello.identity
     token_allocation(request, identity.uid)
     host = urlsplit(hello.url).hostname
@@ -96,10 +92,7 @@ def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh:
 
 async def _heartbeat(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    try:
-        beat = EngineHeartbeat.from_wire(await request_bodies.read_message(request))
-    except pydantic.ValidationError as error:
-        raise validation_error(error, EngineHeartbeat, "the heartbeat") from None
+    beat = validated(EngineHeartbeat, await request_bodies.read_message(request), "the heartbeat", extra="ignore")
     token_allocation(request, beat.identity.uid)
     id = endpoint_id(beat.identity)
     known = services.endpoints.heartbeat(id, beat)

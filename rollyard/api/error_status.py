@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import pydantic
 from aiohttp import web
@@ -19,6 +19,7 @@ SMALL_BYTES = 64 << 10
 log = logging.getLogger(__name__)
 NEW_NAME: web.RequestKey[str] = web.RequestKey("new_name", str)
 """Name of the object that the request creates."""
+M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -61,13 +62,17 @@ def error_response(error: ApiError, request: web.Request | None = None) -> web.R
     return json_answer(status_body(error, request), status=error.code, headers=headers)
 
 
-def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
-    """Return an Invalid with one cause for each of the first wrong fields of a body, in the same words as for a manifest.
+def validated(model: type[M], body: Any, what: str, extra: Literal["ignore"] | None = None) -> M:
+    """Return the model of a body. `what`: name of the body, in messages. `extra`: "ignore" to accept unknown fields.
 
-    If there are more wrong fields, one more cause contains the number of the remaining ones. If there are very many
-    wrong fields, there is only one cause, which contains their number.
+    Raises Invalid with one cause for each of the first wrong fields, in the same words as for a manifest. If there are
+    more wrong fields, one more cause contains the number of the remaining ones. If there are very many wrong fields,
+    there is only one cause, which contains their number.
     """
-    return rejection(problems_of(model, error), what)
+    try:
+        return model.model_validate(body, extra=extra)
+    except pydantic.ValidationError as error:
+        raise rejection(problems_of(model, error), what) from None
 
 
 def rejection(problems: Sequence[Problem], what: str) -> Invalid:

@@ -70,6 +70,11 @@ def _check(request: web.Request) -> None:
                 check(name, value)
 
 
+def namespace_of(request: web.Request) -> str:
+    """Return the namespace that a request names, or `default`."""
+    return request.query.get("namespace", "default")
+
+
 def integer(request: web.Request, name: str, default: int, *, least: int = 0, most: int = MAX_INTEGER) -> int:
     """Return an integer parameter. Raises BadRequest."""
     return _integer(name, request.query.get(name, str(default)), least, most)

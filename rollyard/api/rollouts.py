@@ -12,7 +12,7 @@ from aiohttp import web
 from rollyard.api import request_bodies
 from rollyard.api.forks import check_forks
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.query_parameters import accepts, cursor, flag, integer, seconds
+from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, seconds
 from rollyard.api.queue_view import queue_view
 from rollyard.api.request_checks import check_kinds, check_pools, check_tasks, check_tools
 from rollyard.api.services import SERVICES, Services
@@ -47,10 +47,6 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _namespace(request: web.Request) -> str:
-    return request.query.get("namespace", "default")
-
-
 @accepts()
 async def _endings(request: web.Request) -> web.Response:
     """List every way in which a rollout can end: the failure table."""
@@ -60,7 +56,7 @@ async def _endings(request: web.Request) -> web.Response:
 @accepts("namespace")
 async def _submit(request: web.Request) -> web.Response:
     """Accept one request, a list, or an object with `rollouts`. The answer 202 comes when the rollouts are on disk."""
-    services, namespace = request.app[SERVICES], _namespace(request)
+    services, namespace = request.app[SERVICES], namespace_of(request)
     requests = await read_requests(request)
     pools = await check_pools(services, namespace, requests)
     check_kinds(services, requests, pools)
@@ -92,7 +88,7 @@ async def _list(request: web.Request) -> web.Response:
     except ValueError:
         raise BadRequest(f"status must be one of {', '.join(Status)}, or several separated by commas") from None
     filter = RolloutFilter(
-        namespace=_namespace(request),
+        namespace=namespace_of(request),
         pool=query.get("pool"),
         group=query.get("group"),
         status=statuses,
@@ -111,7 +107,7 @@ async def _get(request: web.Request) -> web.Response:
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     if wait:
         mark_long_lived(request)
-    record = await services.rollouts.ends.wait(_namespace(request), id, wait)
+    record = await services.rollouts.ends.wait(namespace_of(request), id, wait)
     (rollout,) = await _queued_views(services, [record])
     if (found := services.node_agents.kept(record.key, record.pool_key)) is not None:
         agent, kept = found
@@ -129,7 +125,7 @@ async def _get(request: web.Request) -> web.Response:
 @accepts("namespace")
 async def _history(request: web.Request) -> web.Response:
     """Read a rollout's history: leases, stages, endpoints, attempts, end."""
-    history = await request.app[SERVICES].rollouts.history(_namespace(request), request.match_info["id"])
+    history = await request.app[SERVICES].rollouts.history(namespace_of(request), request.match_info["id"])
     return web.json_response(history.model_dump(mode="json", exclude_none=True))
 
 
@@ -142,7 +138,7 @@ async def _json_response(body: dict[str, Any]) -> web.Response:
 async def _cancel(request: web.Request) -> web.Response:
     """Cancel a rollout."""
     services = request.app[SERVICES]
-    record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
+    record = await services.rollouts.cancel(namespace_of(request), request.match_info["id"])
     return web.json_response(_view(services, record))
 
 
@@ -153,7 +149,7 @@ async def _cancel_matching(request: web.Request) -> web.Response:
     if not pool and not group:
         raise BadRequest("name what to cancel: `group`, `pool` or both")
     live = tuple(status for status in Status if not status.terminal)
-    filter = RolloutFilter(namespace=_namespace(request), pool=pool, group=group, status=live)
+    filter = RolloutFilter(namespace=namespace_of(request), pool=pool, group=group, status=live)
     return web.json_response({"cancelled": await request.app[SERVICES].rollouts.cancel_matching(filter)})
 
 
@@ -162,12 +158,12 @@ async def _counts(request: web.Request) -> web.Response:
     """Count the rollouts of a pool or a group: queued, in each stage, and by terminal status. Return also the mean
     reward."""
     services, query = request.app[SERVICES], request.query
-    scope = (_namespace(request), query.get("pool"), query.get("group"))
+    scope = (namespace_of(request), query.get("pool"), query.get("group"))
     counts: dict[str, Any] = {"queued": 0} | {s.value: 0 for s in Stage} | {s.value: 0 for s in Status if s.terminal}
     for (stage, status), count in (await services.store.rollouts.counts(*scope)).items():
         word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
         counts[word] += count
-    live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
+    live = services.rollouts.leases.in_flight(namespace_of(request), query.get("pool"))
     if query.get("group") is None:  # leases have newer stages than the store, but cannot be counted by group
         counts |= {stage.value: n for stage, n in live.items()}
     counts["reward_mean"] = await services.store.rollouts.reward_mean(*scope)
@@ -197,7 +193,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     await response.write(framed(b"") if columns else b": rollouts\n\n")
     found = services.rollouts.ends.stream(
-        after, _namespace(request), query.get("group"), query.get("pool"), KEEP_ALIVE_SECONDS
+        after, namespace_of(request), query.get("group"), query.get("pool"), KEEP_ALIVE_SECONDS
     )
     async for record in found:
         if record is None:

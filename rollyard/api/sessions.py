@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pydantic
 from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.auth import GATEWAY
-from rollyard.api.error_status import validation_error
+from rollyard.api.error_status import validated
 from rollyard.api.listener import mark_trusted
 from rollyard.api.pool_lookup import named_pool
-from rollyard.api.query_parameters import accepts
+from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
 from rollyard.gateway.app import build
-from rollyard.gateway.external.external_sessions import ExternalSession
+from rollyard.gateway.external.external_session import ExternalSession
 from rollyard.gateway.requests.call_errors import GatewayError, no_session
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.inference_pool import InferencePool
@@ -48,11 +47,8 @@ def set_up(app: web.Application, services: Services) -> None:
 @accepts("namespace")
 async def _open(request: web.Request) -> web.Response:
     """Open a session. The answer is 201 for a new session, 200 if an open one with the same id and body exists."""
-    services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
-    try:
-        wanted = SessionRequest.model_validate(await request_bodies.read_message(request))
-    except pydantic.ValidationError as error:
-        raise validation_error(error, SessionRequest, "the session") from None
+    services, namespace = request.app[SERVICES], namespace_of(request)
+    wanted = validated(SessionRequest, await request_bodies.read_message(request), "the session")
     pool = await _pool(services, namespace, wanted)
     try:
         found, new = await services.sessions.open(namespace, wanted, services.clock.time())
@@ -102,7 +98,7 @@ def _retry_advice(pool: InferencePool) -> str:
 @accepts("namespace")
 async def _list(request: web.Request) -> web.Response:
     """List sessions without their trajectories."""
-    found = request.app[SERVICES].sessions.all(request.query.get("namespace", "default"))
+    found = request.app[SERVICES].sessions.all(namespace_of(request))
     return web.json_response({"sessions": [one.view().model_dump(mode="json") for one in found]})
 
 

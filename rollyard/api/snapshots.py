@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from rollyard.api import request_bodies
 from rollyard.api.auth import CLAIMS
 from rollyard.api.leased_rollout import leased_rollout
-from rollyard.api.query_parameters import accepts
+from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
@@ -133,5 +133,5 @@ def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: 
 
 async def _stored(request: web.Request) -> tuple[RolloutRecord, list[StoredSnapshot]]:
     services: Services = request.app[SERVICES]
-    record = await services.rollouts.get(request.query.get("namespace", "default"), request.match_info["id"])
+    record = await services.rollouts.get(namespace_of(request), request.match_info["id"])
     return record, await services.store.rollouts.snapshots(record)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pydantic
 from aiohttp import web
 
-from rollyard.api.error_status import validation_error
+from rollyard.api.error_status import validated
 from rollyard.api.object_writes import read_body
 from rollyard.api.services import SERVICES
 from rollyard.kinds.token import RotationRequest
@@ -17,9 +16,6 @@ def routes() -> list[web.RouteDef]:
 
 async def _rotate(request: web.Request) -> web.Response:
     """Rotate the tokens. The answer has the administrator's new token."""
-    try:
-        wanted = RotationRequest.model_validate(await read_body(request))
-    except pydantic.ValidationError as error:
-        raise validation_error(error, RotationRequest, "the rotation") from None
+    wanted = validated(RotationRequest, await read_body(request), "the rotation")
     result = await request.app[SERVICES].rotate_tokens(wanted)
     return web.json_response(result.model_dump())

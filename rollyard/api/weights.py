@@ -8,10 +8,9 @@ the other.
 
 from __future__ import annotations
 
-import pydantic
 from aiohttp import web
 
-from rollyard.api.error_status import validation_error
+from rollyard.api.error_status import validated
 from rollyard.api.model_check import check_update
 from rollyard.api.object_writes import BASE, read_body
 from rollyard.api.pool_lookup import inference_pool_in_path
@@ -40,10 +39,7 @@ async def _get(request: web.Request) -> web.Response:
 async def _post(request: web.Request) -> web.Response:
     """Begin an update. The answer is 202 if the update begins, or if endpoints at which it failed try it again. The answer
     is 200 if the same update is running or done."""
-    try:
-        update = WeightsUpdate.model_validate(await read_body(request))
-    except pydantic.ValidationError as error:
-        raise validation_error(error, WeightsUpdate, "the update") from None
+    update = validated(WeightsUpdate, await read_body(request), "the update")
     services, tries = request.app[SERVICES], WRITE_RETRIES
     await check_update(await _pool(request), update)
     while True:

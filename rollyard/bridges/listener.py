@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rollyard.bridges.peer_user import PeerUsers
-from rollyard.core.errors import BadRequest, TooLarge
+from rollyard.core.errors import ApiError, BadRequest, TooLarge
 
 log = logging.getLogger(__name__)
 _USERS = web.AppKey("users", PeerUsers)
@@ -63,7 +63,7 @@ async def serve(routes: Sequence[web.RouteDef], address: LoopbackAddress, ready:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_same_user_only])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_same_user_only, _answer_refusals])
     app[_USERS] = PeerUsers()
     app.add_routes(list(routes))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
@@ -88,6 +88,14 @@ async def _same_user_only(request: web.Request, handler: Handler) -> web.StreamR
     if uid != os.getuid():
         return web.json_response({"detail": "this bridge serves only the user who started it"}, status=403)
     return await handler(request)
+
+
+@web.middleware
+async def _answer_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.json_response({"detail": str(error)}, status=error.code)
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import yaml
 
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.options import with_client
-from rollyard.client.async_client import LAST_APPLIED, AsyncClient
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.object_client import LAST_APPLIED
 from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.registry import Pool

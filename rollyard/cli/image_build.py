@@ -1,4 +1,4 @@
-"""`rollyard images build`: images from Dockerfiles and Apptainer's definition files, without root."""
+"""`rollyard images build` and `build-many`: images from Dockerfiles and Apptainer's definition files, without root."""
 
 from __future__ import annotations
 
@@ -6,26 +6,74 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from rollyard.image_builds.build_burst import BuildBurst, BurstProgress
     from rollyard.image_builds.run_build import BuildOptions
+    from rollyard.image_builds.run_step import Network
     from rollyard.kinds.values.image_reference import BuiltImage
 
 
+_SHARED_OPTIONS = (
+    click.option(
+        "--build-arg",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="value of an ARG or {{ NAME }}; NAME alone: of this variable",
+    ),
+    click.option("--target", help="stage to build, by name or number  [default: the last]"),
+    click.option(
+        "--network",
+        type=click.Choice(["host", "none"]),
+        default="host",
+        show_default=True,
+        help="network of RUN: this machine's, or none",
+    ),
+    click.option(
+        "--allow-folder",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="PATH",
+        help="folder outside of CONTEXT that FROM and COPY --from may read",
+    ),
+    click.option("--no-cache", is_flag=True, help="do every step, also if its layer is known"),
+    click.option(
+        "--runtime",
+        type=click.Choice(["auto", "bubblewrap", "apptainer"]),
+        default="auto",
+        help="container runtime of RUN  [default: the first of bubblewrap and Apptainer that works]",
+    ),
+    click.option("--credentials-file", type=click.Path(path_type=Path), help="credentials of registries, mode 0600"),
+    click.option("--insecure-registry", multiple=True, metavar="HOST", help="registry that is asked by plain HTTP"),
+)
+"""Options of both commands, which `_options` takes."""
+_JOB_FIELDS = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "time": "timeLimit",
+    "cpus_per_task": "cpusPerTask",
+    "mem": "memory",
+}
+"""Options of a job -> fields of an AllocationTemplate."""
+
+
+def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_SHARED_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.argument("contexts", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="CONTEXT...")
+@click.argument("context", type=click.Path(path_type=Path))
 @click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    help="the Dockerfile or .def file; with --into relative to each CONTEXT  [default: CONTEXT/Dockerfile]",
+    "-f", "--file", type=click.Path(path_type=Path), help="the Dockerfile or .def file  [default: CONTEXT/Dockerfile]"
 )
 @click.option(
     "-o",
@@ -42,104 +90,24 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="with --tag: a pool's `sandbox.images.sharedFolder`, for all its nodes  [default: this machine's cache]",
 )
-@click.option("--into", type=click.Path(path_type=Path), help="folder that gets an archive NAME.tar for each CONTEXT")
-@click.option("--cluster", default="local", show_default=True, help="with --into: `slurm` builds in a job array")
-@click.option(
-    "--at-once",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="with --into, on this machine: builds at a time",
-)
-@click.option("--partition", help="with --cluster slurm: option of sbatch")
-@click.option("--account", help="with --cluster slurm: option of sbatch")
-@click.option("--qos", help="with --cluster slurm: option of sbatch")
-@click.option("--time", default="02:00:00", show_default=True, help="with --cluster slurm: walltime of each build")
-@click.option("--cpus-per-task", type=int, default=2, show_default=True, help="with --cluster slurm: option of sbatch")
-@click.option("--mem", help="with --cluster slurm: option of sbatch  [default: the partition's]")
-@click.option(
-    "--build-arg",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="value of an ARG or {{ NAME }}; NAME alone: of this variable",
-)
-@click.option("--target", help="stage to build, by name or number  [default: the last]")
-@click.option(
-    "--network",
-    type=click.Choice(["host", "none"]),
-    default="host",
-    show_default=True,
-    help="network of RUN: this machine's, or none",
-)
-@click.option(
-    "--allow-folder",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="PATH",
-    help="folder outside of CONTEXT that FROM and COPY --from may read",
-)
-@click.option("--no-cache", is_flag=True, help="do every step, also if its layer is known")
-@click.option(
-    "--runtime",
-    type=click.Choice(["auto", "bubblewrap", "apptainer"]),
-    default="auto",
-    help="container runtime of RUN  [default: the first of bubblewrap and Apptainer that works]",
-)
-@click.option("--credentials-file", type=click.Path(path_type=Path), help="credentials of registries, mode 0600")
-@click.option("--insecure-registry", multiple=True, metavar="HOST", help="registry that is asked by plain HTTP")
+@_with_shared_options
 def build(
-    contexts: tuple[Path, ...],
-    file: Path | None,
-    output: tuple[str, ...],
-    tag: str | None,
-    shared: Path | None,
-    into: Path | None,
-    cluster: str,
-    at_once: int,
-    build_arg: tuple[str, ...],
-    target: str | None,
-    network: str,
-    allow_folder: tuple[Path, ...],
-    no_cache: bool,
-    runtime: str,
-    credentials_file: Path | None,
-    insecure_registry: tuple[str, ...],
-    **job: str | int | None,
+    context: Path, file: Path | None, output: tuple[str, ...], tag: str | None, shared: Path | None, **given: Any
 ) -> None:
     """Build an image from the Dockerfile in the folder CONTEXT, without root. Prints the image's digest.
 
     CONTEXT may be an Apptainer definition file, FILE.def: then its folder is the context.
 
-    Steps whose inputs are as before are not done again. With --into many images are built at once.
+    Steps whose inputs are as before are not done again. `build-many` builds many images at once.
     """
-    from rollyard.image_builds.run_build import BuildOptions, named_build, run_build
-    from rollyard.image_builds.run_step import Network
-    from rollyard.images.settings import CacheSettings
+    from rollyard.image_builds.run_build import run_build
 
-    if into is None and len(contexts) > 1:
-        raise click.UsageError("several CONTEXTs need --into FOLDER, which gets an archive for each")
     built = None if tag is None else _built_image(tag)
     if shared is not None and built is None:
         raise click.UsageError("--shared needs --tag NAME, the name of the image in the shared folder")
-    if into is not None and built is not None:
-        raise click.UsageError("--into names the archives by their CONTEXTs; leave out --tag or --into")
     if built is not None:
         output = (*output, f"oci-archive:{built.archive(os.fspath(_tag_folder(shared)))}")
-    if into is not None and output:
-        raise click.UsageError("--into names the archives by their CONTEXTs; leave out --output or --into")
-    chosen: Network = "none" if network == "none" else "host"
-    credentials = None if credentials_file is None else str(credentials_file.resolve())
-    settings = CacheSettings(credentials_file=credentials, insecure_registries=insecure_registry)
-    context, own_file = named_build(contexts[0])
-    if file is not None and any(named_build(one)[1] is not None for one in contexts):
-        raise click.UsageError("a .def file is the CONTEXT itself; leave out --file")
-    options = BuildOptions(
-        context, file or own_file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings,
-        folders=allow_folder,
-    )  # fmt: skip
-    if into is not None:
-        options = replace(options, file=file)
-        sys.exit(asyncio.run(_build_many(contexts, into, options, cluster, at_once, job)))
+    options = replace(_options([context], file, **given), outputs=output)
     digest = asyncio.run(run_build(options, sys.stderr.fileno(), _print_line))
     click.echo(digest)
     if built is not None:
@@ -150,33 +118,87 @@ def build(
         )
 
 
-async def _build_many(
-    contexts: tuple[Path, ...],
-    into: Path,
-    options: BuildOptions,
-    cluster: str,
-    at_once: int,
-    job: dict[str, str | int | None],
-) -> int:
-    """Build all; return the exit code."""
+@click.command()
+@click.argument("contexts", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="CONTEXT...")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="folder that gets an archive NAME.tar for each CONTEXT",
+)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="the Dockerfile or .def file, relative to each CONTEXT  [default: Dockerfile]",
+)
+@click.option("--cluster", default="local", show_default=True, help="`slurm` builds in a job array")
+@click.option(
+    "--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="builds at a time on this machine"
+)
+@click.option("--partition", help="with --cluster slurm: option of sbatch")
+@click.option("--account", help="with --cluster slurm: option of sbatch")
+@click.option("--qos", help="with --cluster slurm: option of sbatch")
+@click.option("--time", default="02:00:00", show_default=True, help="with --cluster slurm: walltime of each build")
+@click.option("--cpus-per-task", type=int, default=2, show_default=True, help="with --cluster slurm: option of sbatch")
+@click.option("--mem", help="with --cluster slurm: option of sbatch  [default: the partition's]")
+@_with_shared_options
+def build_many(
+    contexts: tuple[Path, ...], into: Path, file: Path | None, cluster: str, at_once: int, **given: Any
+) -> None:
+    """Build an image from the Dockerfile in each folder CONTEXT, several at a time. Prints the archives and the images'
+    digests.
+
+    A CONTEXT may be an Apptainer definition file, FILE.def. The archives have the names of the folders or files. Exit
+    code 1: some images could not be built.
+    """
     from pydantic import ValidationError
 
     from rollyard.image_builds.build_burst import BuildBurst, BurstPlace
     from rollyard.kinds.allocation import AllocationTemplate
 
-    names = {"time": "timeLimit", "cpus_per_task": "cpusPerTask", "mem": "memory"}
-    fields = {names.get(name, name): value for name, value in job.items() if value is not None}
+    job = {field: given.pop(name) for name, field in _JOB_FIELDS.items()}
     try:
-        template = AllocationTemplate.model_validate(fields)
+        template = AllocationTemplate.model_validate(
+            {field: value for field, value in job.items() if value is not None}
+        )
     except ValidationError as error:
         raise click.UsageError("; ".join(str(one["msg"]) for one in error.errors())) from None
-    burst = BuildBurst(contexts, into, options)
+    burst = BuildBurst(contexts, into, replace(_options(contexts, file, **given), file=file))
     with _progress(burst) as report:
-        results = await burst.run(BurstPlace(cluster, at_once, template), report)
+        results = asyncio.run(burst.run(BurstPlace(cluster, at_once, template), report))
     failed = sorted(name for name, result in results.items() if result.digest is None)
     if failed:
         click.echo(f"{len(failed)} of {len(results)} images could not be built: {', '.join(failed)}", err=True)
-    return 1 if failed else 0
+    sys.exit(1 if failed else 0)
+
+
+def _options(
+    contexts: Sequence[Path],
+    file: Path | None,
+    *,
+    build_arg: tuple[str, ...],
+    target: str | None,
+    network: Network,
+    allow_folder: tuple[Path, ...],
+    no_cache: bool,
+    runtime: str,
+    credentials_file: Path | None,
+    insecure_registry: tuple[str, ...],
+) -> BuildOptions:
+    """Return the options of a build of the first context, without outputs."""
+    from rollyard.image_builds.run_build import BuildOptions, named_build
+    from rollyard.images.settings import CacheSettings
+
+    if file is not None and any(named_build(one)[1] is not None for one in contexts):
+        raise click.UsageError("a .def file is the CONTEXT itself; leave out --file")
+    credentials = None if credentials_file is None else str(credentials_file.resolve())
+    settings = CacheSettings(credentials_file=credentials, insecure_registries=insecure_registry)
+    context, own_file = named_build(contexts[0])
+    return BuildOptions(
+        context, file or own_file, (), _arguments(build_arg), target, network, runtime, not no_cache, settings,
+        folders=allow_folder,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

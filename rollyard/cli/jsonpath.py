@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,7 @@ def _end(parts: Sequence[str | _Block], start: int) -> int:
 
 
 def _pick(path: str, data: Any) -> list[Any]:
-    nodes = [data]
-    for step in _steps(path):
-        nodes = step(nodes)
-    return nodes
+    return _follow_steps(_steps(path), data)
 
 
 def _steps(path: str) -> Iterator[Step]:
@@ -156,7 +153,7 @@ def _filter(text: str, path: str) -> Step:
     return lambda nodes: [i for i in _children(nodes, "*") if holds(i)]
 
 
-def _follow_steps(steps: Sequence[Step], node: Any) -> list[Any]:
+def _follow_steps(steps: Iterable[Step], node: Any) -> list[Any]:
     nodes = [node]
     for step in steps:
         nodes = step(nodes)

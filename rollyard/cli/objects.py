@@ -15,7 +15,8 @@ from rollyard.cli.default_image import default_image_warning
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.options import DURATION, kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
-from rollyard.client.async_client import AsyncClient, manifest_of
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.object_client import manifest_of
 from rollyard.core.errors import NoProgress, NotFound
 from rollyard.kinds.base import API_VERSION, Condition, KindObject, ObjectKey
 from rollyard.kinds.event import Event

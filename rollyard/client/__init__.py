@@ -6,6 +6,7 @@ imported on first use, because node agents and engines import this package but u
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,14 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Client"]
 
 
+_MODULES = {"AsyncClient": "async_client", "Client": "sync_client"}
+
+
 def __getattr__(name: str) -> object:
-    match name:
-        case "AsyncClient":
-            from rollyard.client.async_client import AsyncClient
-
-            return AsyncClient
-        case "Client":
-            from rollyard.client.sync_client import Client
-
-            return Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

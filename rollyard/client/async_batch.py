@@ -7,32 +7,17 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
+from rollyard.client.batch_client import BatchClient
 from rollyard.client.batch_progress import BatchProgress
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.batch import BatchRequest, BatchView, Group, GroupPage
+from rollyard.kinds.batch import BatchRequest, BatchView, Group
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 30.0
-
-
-class BatchCalls(Protocol):
-    """Methods of the client that `AsyncBatch` uses."""
-
-    async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView: ...
-
-    async def groups(
-        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
-    ) -> GroupPage: ...
-
-    async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView: ...
-
-    async def cancel_batch(
-        self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
-    ) -> BatchView: ...
 
 
 class AsyncBatch:
@@ -43,7 +28,7 @@ class AsyncBatch:
 
     def __init__(
         self,
-        client: BatchCalls,
+        client: BatchClient,
         request: BatchRequest | str,
         namespace: str | None,
         *,

@@ -1,16 +1,15 @@
-"""Calls on datasets and batches. `AsyncClient` inherits from `BatchClient`."""
+"""Calls on datasets and batches."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rollyard.client.async_batch import AsyncBatch
-from rollyard.client.server_connection import ServerConnection
+from rollyard.client.api_client import ApiClient
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, GroupPage
 from rollyard.kinds.rollout import Task
 
@@ -18,12 +17,7 @@ if TYPE_CHECKING:
     from rollyard.wire.columns import Columns
 
 
-class BatchClient:
-    """Calls on datasets and batches over the connection of a subclass (`_http`)."""
-
-    _http: ServerConnection
-    _warn: Callable[[str], None]
-
+class BatchClient(ApiClient):
     async def put_dataset(
         self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
     ) -> DatasetView:
@@ -129,17 +123,6 @@ class BatchClient:
         """
         query = self._http.query(namespace, rollouts=rollouts)
         return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
-
-    def batch(
-        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
-    ) -> AsyncBatch:
-        """Iterate over the groups of a batch: `async for group in client.batch(request)`.
-
-        `request`: the batch, which the first step of the iteration creates, or the id of an existing batch. `after`:
-        delivery number of the last group that the caller already has. `progress`: show the batch's state on the
-        terminal.
-        """
-        return AsyncBatch(self, request, namespace, after=after, progress=progress, warn=self._warn)
 
 
 def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:

@@ -19,13 +19,12 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
-from rollyard.client.kubeconfig import Context
 from rollyard.client.push_marks import PushMark, marks_left
+from rollyard.client.weights_client import WeightsClient
 from rollyard.core.errors import Conflict, Invalid, NoProgress
-from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 
@@ -44,26 +43,12 @@ Weights = SavesPretrained | Mapping[str, Any] | Path
 """A model; or a model's tensors by name, of torch or numpy; or a complete folder."""
 
 
-class WeightsApi(Protocol):
-    """Methods of `AsyncClient` that a push uses."""
-
-    context: Context
-
-    async def get(self, key: ObjectKey) -> KindObject: ...
-
-    async def weights_status(self, namespace: str, pool: str) -> WeightsStatus: ...
-
-    async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus: ...
-
-    async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus: ...
-
-
 class WeightsPush:
     """Pushes new weights to one InferencePool, one version after the other."""
 
     def __init__(
         self,
-        client: WeightsApi,
+        client: WeightsClient,
         pool: str,
         *,
         folder: Path | str | None = None,
@@ -95,9 +80,7 @@ class WeightsPush:
         await asyncio.to_thread(self.folder.mkdir, parents=True, exist_ok=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Keep the folders, because engines that restart read the last folder."""
 
     async def push(self, weights: Weights, version: str | None = None) -> str:

@@ -59,11 +59,9 @@ Outcome = Done | RequeueAfter | Retry | Terminal
 class Reconciler(Protocol):
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         """Bring the state of the cluster one step closer to the object's spec. Raises any error of the attempt."""
-        ...
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
         """Write a condition for the user, because the key is not retried before the next change or resync."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +94,6 @@ class Manager:
         for controller in self._controllers:
             if controller.kind == key.kind:
                 controller.queue.add_after(key, after_seconds)
-
-    def add_all(self, kind: str) -> None:
-        """Queue every known object of a kind."""
-        for informer in self._informers:
-            for obj in informer.list():
-                if obj.kind == kind:
-                    self.add(obj.key)
 
     async def run(self) -> None:
         """Run until cancelled. Workers start when every informer has its first list."""

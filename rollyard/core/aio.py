@@ -60,8 +60,14 @@ async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
     try:
         yield task
     finally:
+        await end_tasks(task)
+
+
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel these tasks, and wait until they have ended. Their exceptions are not raised here."""
+    for task in tasks:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Signal(Generic[P]):

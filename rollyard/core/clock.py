@@ -11,11 +11,9 @@ from typing import Protocol
 class Clock(Protocol):
     def time(self) -> float:
         """Unix seconds."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary moment. They never decrease."""
-        ...
 
 
 class SystemClock:

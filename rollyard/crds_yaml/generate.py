@@ -33,6 +33,7 @@ _KEPT = (
     "default",
 )
 _READY = '.status.conditions[?(@.type=="Ready")]'
+_SCALE = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas.observed"}
 _AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
 
 
@@ -63,12 +64,9 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": whole},
-        "subresources": {"status": {}},
+        "subresources": {"status": {}} | ({"scale": _SCALE} if kind.USER_WRITTEN else {}),
         "additionalPrinterColumns": [*_columns(kind), _AGE],
     }
-    if kind.USER_WRITTEN:
-        paths = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas.observed"}
-        version["subresources"] = {"status": {}, "scale": paths}
     word = kind.model_fields["kind"].default
     names = {
         "kind": word,

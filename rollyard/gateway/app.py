@@ -24,11 +24,11 @@ from rollyard.core.http_body import continue_on_demand, encoding_of, inflate, se
 from rollyard.gateway.apis.base import Exchange, answer_characters, json_bytes, openai_error
 from rollyard.gateway.apis.chat import ChatExchange
 from rollyard.gateway.apis.completions import CompletionExchange
-from rollyard.gateway.apis.messages import MessagesExchange
+from rollyard.gateway.apis.messages import MessagesExchange, anthropic_error
 from rollyard.gateway.apis.responses import ResponsesExchange
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request, no_model, too_slow
-from rollyard.gateway.requests.chat_request import ChatResponse, Piece
-from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.requests.chat_request import ChatResponse, Piece, SendPiece
+from rollyard.gateway.session.session import GatewaySession
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def build(find: FindSession) -> web.Application:
     The code that runs the application must turn off aiohttp's `auto_decompress`: the handlers decompress bodies
     themselves, but only after authentication.
     """
-    app = web.Application(middlewares=[_no_such_path])
+    app = web.Application(middlewares=[_answer_refusals])
     app.on_response_prepare.append(end_stream_by_closing)
     front = _GatewayRoutes(find)
     for prefix in ("", "/s/{session}"):
@@ -92,96 +92,81 @@ class _GatewayRoutes:
         self._find_session = find
 
     def handler_for(self, make: MakeExchange) -> Handler:
-        # `make` is a class, but its type is that of a function. The static method `error_body` needs no instance.
-        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009
-
         async def serve(request: web.Request) -> web.StreamResponse:
-            try:
-                session = await self._session(request)
-                session.check_limits(may_repeat=True)
-                async with session.byte_budget.reserve(_max_body_bytes(request, session)):
-                    exchange = await _exchange(make, request, session)
-                    if exchange.stream:
-                        return await _stream_response(request, session, exchange)
-                    answers = await _run_exchange(exchange, session, None)
-                    with _delivery(session, answers):
-                        body = partial(_json_bytes, exchange, answers)
-                        data = await session.run_for_body(body, answer_characters(answers))
-                        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-                        response.content_length = len(data)
-                        await _write_rest(request, response, data)
-                    return response
-            except GatewayError as refusal:
-                return _error_response(error(refusal), refusal)
+            session = await self._session(request)
+            session.check_limits(may_repeat=True)
+            async with session.byte_budget.reserve(_max_body_bytes(request, session)):
+                exchange = await _exchange(make, request, session)
+                if exchange.stream:
+                    return await _stream_response(request, session, exchange)
+                answers = await _run_exchange(exchange, session, None)
+                with _delivery(session, answers):
+                    body = partial(_json_bytes, exchange, answers)
+                    data = await session.run_for_body(body, answer_characters(answers))
+                    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+                    response.content_length = len(data)
+                    await _write_rest(request, response, data)
+                return response
 
         return serve
 
     async def count_tokens(self, request: web.Request) -> web.Response:
-        try:
-            session = await self._session(request)
-            session.check_limits(counts=False)
-            async with session.byte_budget.reserve(_max_body_bytes(request, session)):
-                exchange = await _exchange(_token_count_exchange, request, session)
-                with _errors_as_refusals():
-                    return web.json_response({"input_tokens": await session.prompt_tokens(exchange.request)})
-        except GatewayError as refusal:
-            return _error_response(MessagesExchange.error_body(refusal), refusal)
+        session = await self._session(request)
+        session.check_limits(counts=False)
+        async with session.byte_budget.reserve(_max_body_bytes(request, session)):
+            exchange = await _exchange(_token_count_exchange, request, session)
+            with _errors_as_refusals():
+                return web.json_response({"input_tokens": await session.prompt_tokens(exchange.request)})
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models in one answer that fits OpenAI's and Anthropic's clients."""
-        try:
-            session = await self._session(request)
-        except GatewayError as refusal:
-            return _error_response(_error(request, refusal), refusal)
+        session = await self._session(request)
         name = session.config.model
         listed = {"object": "list", "data": [_model(session)], "has_more": False, "first_id": name, "last_id": name}
         return web.json_response(listed)
 
     async def model(self, request: web.Request) -> web.Response:
-        try:
-            session, name = await self._session(request), request.match_info["model"]
-            if name != session.config.model:
-                raise no_model(name, session.config.model)
-        except GatewayError as refusal:
-            return _error_response(_error(request, refusal), refusal)
+        session, name = await self._session(request), request.match_info["model"]
+        if name != session.config.model:
+            raise no_model(name, session.config.model)
         return web.json_response(_model(session))
 
     async def response(self, request: web.Request) -> web.Response:
-        try:
-            session, id = await self._session(request), request.match_info["response"]
-            if request.query.get("stream") == "true":
-                raise bad_request("a stored response cannot be streamed; read it without `stream`", param="stream")
-            return web.json_response(session.responses.body(id))
-        except GatewayError as refusal:
-            return _error_response(openai_error(refusal), refusal)
+        session, id = await self._session(request), request.match_info["response"]
+        if request.query.get("stream") == "true":
+            raise bad_request("a stored response cannot be streamed; read it without `stream`", param="stream")
+        return web.json_response(session.responses.body(id))
 
     async def delete_response(self, request: web.Request) -> web.Response:
-        try:
-            session, id = await self._session(request), request.match_info["response"]
-            session.responses.delete(id)
-            return web.json_response({"id": id, "object": "response", "deleted": True})
-        except GatewayError as refusal:
-            return _error_response(openai_error(refusal), refusal)
+        session, id = await self._session(request), request.match_info["response"]
+        session.responses.delete(id)
+        return web.json_response({"id": id, "object": "response", "deleted": True})
 
     async def _session(self, request: web.Request) -> GatewaySession:
         return await self._find_session(request, named_session(request))
 
 
 @web.middleware
-async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors in the format of the called API, also for a path that no API has."""
     try:
         return await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         served = ", ".join([*APIS, "/v1/responses/ID", "/v1/messages/count_tokens", "/v1/models"])
         message = f"{request.method} {request.path} is not served; this gateway serves {served}"
         refusal = GatewayError(error.status, "invalid_request_error", message, code="unknown_url")
-        return _error_response(_error(request, refusal), refusal)
+    except GatewayError as error:
+        refusal = error
+    # After an error with status 500, a retry would fail in the same way, so a header tells clients not to retry.
+    headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
+    return web.json_response(_error_body(request, refusal), status=refusal.status, headers=headers)
 
 
-def _error(request: web.Request, refusal: GatewayError) -> dict[str, Any]:
+def _error_body(request: web.Request, refusal: GatewayError) -> dict[str, Any]:
     """Build the body of an error. On a path that several APIs share, the headers show the client's API."""
+    openais = any(f"/v1/{path}" in request.path for path in ("chat/", "completions", "responses"))
     anthropics = "/v1/messages/" in f"{request.path}/" or "anthropic-version" in request.headers
-    return MessagesExchange.error_body(refusal) if anthropics else openai_error(refusal)
+    return anthropic_error(refusal) if anthropics and not openais else openai_error(refusal)
 
 
 async def _stream_response(request: web.Request, session: GatewaySession, exchange: Exchange) -> web.StreamResponse:
@@ -242,13 +227,6 @@ def _delivery(session: GatewaySession, answers: Sequence[ChatResponse]) -> Itera
 
 def _json_bytes(exchange: Exchange, answers: Sequence[ChatResponse]) -> bytes:
     return json_bytes(exchange.response_body(answers))
-
-
-def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:
-    """Build an error response. After an error with status 500, a retry would fail in the same way, so a header tells
-    clients not to retry."""
-    headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
-    return web.json_response(body, status=refusal.status, headers=headers)
 
 
 async def _run_exchange(

@@ -42,8 +42,7 @@ def pairs(text: str, variables: Mapping[str, str], escape: str = "\\") -> dict[s
 
 def expand_plain(text: str, variables: Mapping[str, str], escape: str = "\\") -> str:
     """Return a text in which only variables are replaced: quotes stay."""
-    reader = _Reader(text, variables, escape, split=False)
-    return reader.plain()
+    return _Reader(text, variables, escape, split=False).replaced()
 
 
 class _Reader:
@@ -69,7 +68,7 @@ class _Reader:
             if sign == "'":
                 word.append(self._until("'"))
             elif sign == '"':
-                word.append(self._in_quotes())
+                word.append(self.replaced('"'))
             elif sign == self._escape:
                 word.append(self._text[self._at : self._at + 1])
                 self._at += 1
@@ -81,18 +80,6 @@ class _Reader:
             found.append("".join(word))
         return found
 
-    def plain(self) -> str:
-        parts = []
-        while self._at < len(self._text):
-            sign = self._text[self._at]
-            self._at += 1
-            if sign == self._escape and self._text[self._at : self._at + 1] in ("$", self._escape):
-                parts.append(self._text[self._at])
-                self._at += 1
-            else:
-                parts.append(self._variable() if sign == "$" else sign)
-        return "".join(parts)
-
     def _until(self, end: str) -> str:
         start, place = self._at, self._text.find(end, self._at)
         if place < 0:
@@ -100,19 +87,22 @@ class _Reader:
         self._at = place + 1
         return self._text[start:place]
 
-    def _in_quotes(self) -> str:
+    def replaced(self, end: str = "") -> str:
+        """Read up to `end`, or without it the whole text. Only variables are replaced."""
         parts: list[str] = []
         while self._at < len(self._text):
             sign = self._text[self._at]
             self._at += 1
-            if sign == '"':
+            if sign == end:
                 return "".join(parts)
-            if sign == self._escape and self._text[self._at : self._at + 1] in ('"', "$", self._escape):
+            if sign == self._escape and self._text[self._at : self._at + 1] in (end or "$", "$", self._escape):
                 parts.append(self._text[self._at])
                 self._at += 1
             else:
                 parts.append(self._variable() if sign == "$" else sign)
-        raise BadText('a quote " has no end: add one')
+        if end:
+            raise BadText(f"a quote {end} has no end: add one")
+        return "".join(parts)
 
     def _variable(self) -> str:
         """Read what follows a $."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from rollyard.core.aio import end_tasks
 from rollyard.images.locks import FileLock, try_lock, wait_for_lock_unless
 from rollyard.images.oci_manifest import Descriptor
 from rollyard.images.whole_file import write_whole
@@ -69,9 +70,7 @@ class BlobStore:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
         return [self.path(blob.digest) for blob in blobs]
 
     async def _fetch(self, origin: BlobOrigin, blob: Descriptor) -> FileLock:

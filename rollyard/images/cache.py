@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rollyard.core.aio import Signal
+from rollyard.core.aio import Signal, end_tasks
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.host.removed_folder import remove_folder
 from rollyard.host.sandbox_account import close_to_others
@@ -261,10 +261,7 @@ class ImageCache:
 
     async def close(self) -> None:
         """End the pulls of this process."""
-        tasks = [*self._lookups.values(), *self._fills.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._lookups.values(), *self._fills.values())
 
     # sources
 

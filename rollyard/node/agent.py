@@ -14,7 +14,7 @@ import aiohttp
 
 from rollyard.client.node_connection import NodeConnection, WelcomedSocket
 from rollyard.client.server_link import ServerLink
-from rollyard.core.aio import Waker, running
+from rollyard.core.aio import Waker, end_tasks, running
 from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.kinds.base import evolve
 from rollyard.kinds.failure_table import NODE_AGENT_ERROR
@@ -173,9 +173,7 @@ class NodeAgent:
             await self._hand_back("NodeAgentStopped")
         finally:
             works = [task for _, task in self._runs.values()]
-            for task in (*tasks, *works):
-                task.cancel()
-            await asyncio.gather(*tasks, *works, return_exceptions=True)
+            await end_tasks(*tasks, *works)
             await self._attachments.close()
             await self._node.kept.close()
             await self._node.images.close()

@@ -28,12 +28,10 @@ class Policy(Protocol):
     @property
     def context(self) -> int | None:
         """Number of tokens that prompt and answer may have together; None if it is not known."""
-        ...
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
         """Sample one turn. Raises ContextExceeded if no further token fits, EndpointError or NoEndpoint if no server can
         be used, and Fenced if the lease is void."""
-        ...
 
 
 @dataclass

@@ -17,7 +17,7 @@ import aiohttp
 
 from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.server_link import ServerLink
-from rollyard.core.aio import running
+from rollyard.core.aio import end_tasks, running
 from rollyard.core.errors import (
     ApiError,
     Conflict,
@@ -76,10 +76,7 @@ class Attachments:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _attach(self, message: Attach, run: LeaseRun | Kept | None) -> None:
         try:

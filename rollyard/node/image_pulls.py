@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollyard.core.aio import Waker, wait_or_timeout
+from rollyard.core.aio import Waker, end_tasks, wait_or_timeout
 from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable, RollyardError
 from rollyard.images.cache import LocalImage
 from rollyard.kinds.values.image_reference import RegistryImage, parse_image
@@ -218,9 +218,7 @@ class ImagePulls:
 
     async def close(self) -> None:
         """End all pulls."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def _let_prefetched_go(self) -> None:
         """Make room in the full cache: rollouts that wait in the queue come after those that run."""

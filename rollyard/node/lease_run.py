@@ -1,4 +1,7 @@
-"""One lease, from INIT to the uploaded result."""
+"""One lease, from INIT to the uploaded result.
+
+The stages are in one file, because each continues what the one before has begun.
+"""
 
 from __future__ import annotations
 

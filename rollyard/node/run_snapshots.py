@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import TracebackType
 from typing import Self
 
+from rollyard.core.aio import end_tasks
 from rollyard.core.errors import Invalid, TooLarge
 from rollyard.host.node_cache import node_cache
 from rollyard.kinds.rollout import AgentSpec
@@ -115,12 +115,8 @@ class RunSnapshots:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await end_tasks(*self._tasks)
 
 
 def _described(header: SnapshotHeader, snapshot: SandboxSnapshot) -> SnapshotHeader:

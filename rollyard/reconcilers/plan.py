@@ -1,7 +1,7 @@
 """Plan for a pool, from its spec and the observed state of its allocations. Pure.
 
 The functions change nothing and read no clock: the same input gives the same plan. If only a part of a plan was carried
-out, the next plan contains the missing part.
+out, the next plan contains the missing part. All rules are in one file, because their order is a part of the plan.
 """
 
 from __future__ import annotations

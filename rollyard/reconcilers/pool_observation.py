@@ -41,4 +41,3 @@ class PoolObserver(Protocol):
 
     async def on_deleted(self, pool: Pool) -> None:
         """Handle the work that waits for a pool that is being deleted."""
-        ...

@@ -7,6 +7,7 @@ which are small processes, import this package and need none of them.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,22 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Sandbox", "SandboxFactory", "SandboxSnapshot", "open_sandbox"]
 
 
+_MODULES = {
+    "Limits": "base",
+    "Sandbox": "sandbox",
+    "SandboxFactory": "sandbox",
+    "SandboxSnapshot": "snapshot",
+    "open_sandbox": "standalone",
+}
+
+
 def __getattr__(name: str) -> object:
-    match name:
-        case "Limits":
-            from rollyard.sandbox.base import Limits
-
-            return Limits
-        case "Sandbox" | "SandboxFactory":
-            from rollyard.sandbox import sandbox
-
-            return getattr(sandbox, name)
-        case "SandboxSnapshot":
-            from rollyard.sandbox.snapshot import SandboxSnapshot
-
-            return SandboxSnapshot
-        case "open_sandbox":
-            from rollyard.sandbox.standalone import open_sandbox
-
-            return open_sandbox
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

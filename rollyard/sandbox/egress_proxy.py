@@ -24,7 +24,7 @@ from functools import partial
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from rollyard.core.aio import running
+from rollyard.core.aio import end_tasks, running
 from rollyard.kinds.values.host_pattern import Address, HostPattern, address_of
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,7 @@ class EgressProxy:
         """Close the listener and every connection."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await end_tasks(*self._connections)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rollyard.core.aio import end_tasks
 from rollyard.sandbox.gate import Gate
 from rollyard.sandbox_agent.frames import Header
 
@@ -107,8 +108,7 @@ class Program:
             loop.remove_writer(fd)
             os.close(fd)
         self._files = {}
-        self.ended.cancel()
-        await asyncio.gather(self.ended, return_exceptions=True)
+        await end_tasks(self.ended)
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,8 +127,7 @@ class Program:
                 await asyncio.wait([waiting], timeout=LAST_OUTPUT_SECONDS)
             return waiting.done()
         finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+            await end_tasks(waiting)
 
 
 async def _wait_for(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], bool]) -> None:
@@ -160,8 +159,7 @@ async def start_program(spec: ProgramSpec, gate: Gate, call: Call) -> Program:
                 await ended  # raises, unless the reply was faster than the files
             files = await arrival.take()
         except BaseException:
-            ended.cancel()
-            await asyncio.gather(ended, return_exceptions=True)
+            await end_tasks(ended)
             raise
     return Program(arrival.ticket, call, ended, files)
 

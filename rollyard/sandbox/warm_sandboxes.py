@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rollyard.core.aio import Waker
+from rollyard.core.aio import Waker, end_tasks
 from rollyard.core.errors import RollyardError, SandboxError, SandboxLost
 from rollyard.sandbox.base import SandboxSpec
 from rollyard.sandbox.free_memory import free_memory
@@ -157,10 +157,7 @@ class WarmSandboxes:
     async def close(self) -> None:
         """End all warm sandboxes."""
         self._most = 0
-        starts = [*self._starts, *([self._keeper] if self._keeper is not None else [])]
-        for task in starts:
-            task.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
+        await end_tasks(*self._starts, *([self._keeper] if self._keeper is not None else []))
         for shape in self._shapes.values():
             while shape.ready:
                 self._end(shape.ready.popleft())

@@ -139,7 +139,6 @@ class Driver(Protocol):
         Ended jobs are included as long as Slurm knows them. Raises SlurmUnreachable if there is no answer, or if the answer
         cannot be read.
         """
-        ...
 
     async def submit(self, script: BatchScript) -> list[str]:
         """Submit a job; return a list with its id. For an array, return the ids in order of the tasks.
@@ -149,22 +148,18 @@ class Driver(Protocol):
         Raises SubmitRefused with Slurm's message, and SlurmUnreachable if Slurm did not answer. After SlurmUnreachable
         the job may exist.
         """
-        ...
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
         """End jobs (`scancel`), or send a signal to them. Unknown and ended jobs are skipped without an error. Raises
         SlurmUnreachable, and SlurmError if Slurm refuses."""
-        ...
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         """Look up jobs in accounting, after slurmctld has forgotten them. Jobs unknown to accounting are left out.
 
         The result is empty if the site keeps no accounting. Raises SlurmUnreachable.
         """
-        ...
 
     async def site(self) -> Site:
         """Read the cluster's resources. Raises SlurmUnreachable."""
-        ...
 
     async def close(self) -> None: ...

@@ -1,15 +1,14 @@
-"""Records of rollouts, and what a transaction can do with them."""
+"""Records of rollouts and of their images."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
-from rollyard.store.batch_records import BatchTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,84 +143,6 @@ class ImageHold:
 def allocation_uid(holder: str | None) -> str:
     """Uid of the allocation in which a holder of a lease runs; empty if there is no holder."""
     return (holder or "").partition("/")[0]
-
-
-class Transaction(Protocol):
-    """Operations inside `RolloutStore.transact`. They run in the thread of the store's writer, and block no other thread."""
-
-    @property
-    def batches(self) -> BatchTables: ...
-
-    def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
-
-    def put(self, record: RolloutRecord) -> RolloutRecord:
-        """Insert or replace a record. Sets `seq`; for a terminal record also `cursor`.
-
-        Raises Conflict if the stored record is already terminal.
-        """
-        ...
-
-    def queued(
-        self,
-        pools: Sequence[PoolKey],
-        stages: Sequence[Stage],
-        now: float,
-        limit: int,
-        *,
-        kinds: Collection[str] | None = None,
-        minima: Collection[str] | None = None,
-        losses_below: int | None = None,
-        default_image: str | None = None,
-        after: RolloutRecord | None = None,
-    ) -> list[RolloutRecord]:
-        """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
-
-        The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
-        only records without a minimum version or with one of these minimum versions. `losses_below`: only records with
-        fewer losses. `default_image`: only records whose image is not held at `now`; this is the image of the records
-        that name none. None: all records. `after`: in each stage only records behind this record.
-        """
-        ...
-
-    def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
-        """Records with this value of `image` that wait for INIT and were created before this time (Unix seconds)."""
-        ...
-
-    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
-        """Held images of one pool or of all."""
-        ...
-
-    def put_image_hold(self, hold: ImageHold) -> None: ...
-
-    def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
-        """Return whether there was such a hold."""
-        ...
-
-    def queue_ranks(self, pool: PoolKey) -> QueueRanks: ...
-
-    def put_queue_ranks(self, pool: PoolKey, ranks: QueueRanks) -> None: ...
-
-    def held(self, holder: str | None = None) -> list[RolloutRecord]:
-        """Leased records, of one holder or of all."""
-        ...
-
-    def version_bound(self, pool: PoolKey) -> list[VersionBound]:
-        """Live records of this pool with a constraint on weights (`RolloutRecord.weights`)."""
-        ...
-
-    def group_versions(self, namespace: str, group: str) -> GroupVersions:
-        """Versions from which the rollouts of a group were sampled or are being sampled."""
-        ...
-
-    def add_blob(self, data: bytes) -> BlobRef: ...
-
-    def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
-        """Snapshots of the rollout's present or last attempt, in the order of the turns."""
-        ...
-
-    def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
-        """Insert or replace a snapshot of the rollout's present attempt. Those of earlier attempts are deleted."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ _DATASETS = "SELECT namespace, name, digest, tasks, kinds, created_at FROM datas
 
 
 class BatchQueries:
-    """Queries on one connection. `BatchTables` describes those that transactions use."""
+    """Queries on one connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -47,6 +47,7 @@ class BatchQueries:
         return parse(GroupRecord, GROUP_COLUMNS, row) if row else None
 
     def live_groups(self, key: BatchKey) -> list[GroupRecord]:
+        """Live groups of a batch, oldest first."""
         rows = self._db.execute(
             f"{_GROUPS} INDEXED BY groups_live WHERE namespace = ? AND batch = ? AND state IN ('Open', 'Informative') "
             "ORDER BY number",
@@ -64,6 +65,7 @@ class BatchQueries:
         return [parse(GroupRecord, GROUP_COLUMNS, row) for row in rows]
 
     def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
+        """Groups of a series that wait for a batch, oldest first. `pool`, `n`: only groups with these values."""
         rows = self._db.execute(
             f"{_GROUPS} INDEXED BY groups_carried WHERE batch IS NULL AND state IN ('Open', 'Informative') "
             "AND namespace = ? AND series = ? ORDER BY number",
@@ -73,6 +75,7 @@ class BatchQueries:
         return [g for g in found if pool in (None, g.pool) and n in (None, g.n)]
 
     def unended(self, namespace: str, group: str) -> list[str]:
+        """Ids of a group's rollouts that are not terminal."""
         query = (
             "SELECT id FROM rollouts INDEXED BY rollouts_by_group "
             'WHERE namespace = ? AND "group" = ? AND cursor IS NULL ORDER BY seq'
@@ -94,16 +97,19 @@ class BatchQueries:
         ]
 
     def series_of_dataset(self, namespace: str, dataset: str) -> list[str]:
+        """Names of the series that draw from a dataset."""
         rows = self._db.execute("SELECT name FROM series WHERE namespace = ? AND dataset = ?", (namespace, dataset))
         return [name for (name,) in rows]
 
     def task(self, digest: str, index: int) -> str | None:
+        """Return a task as JSON; None if it is not stored."""
         row = self._db.execute(
             "SELECT body FROM dataset_tasks WHERE digest = ? AND idx = ?", (digest, index)
         ).fetchone()
         return str(row[0]) if row else None
 
     def stored_tasks(self, digest: str) -> int:
+        """Number of tasks under this digest: the greatest index plus 1."""
         (last,) = self._db.execute("SELECT max(idx) FROM dataset_tasks WHERE digest = ?", (digest,)).fetchone()
         return 0 if last is None else int(last) + 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.pool import PoolKey
@@ -263,69 +263,3 @@ class DatasetRecord:
     kinds: tuple[str, ...]
     """Task kinds of the dataset, each once."""
     created_at: float
-
-
-class BatchTables(Protocol):
-    """Operations on batches inside `RolloutStore.transact` and `BatchStore.transact`."""
-
-    def batch(self, key: BatchKey) -> BatchRecord | None: ...
-
-    def put_batch(self, record: BatchRecord) -> BatchRecord:
-        """Insert or replace a batch. The first put sets `seq`."""
-        ...
-
-    def running(self) -> list[BatchRecord]:
-        """Batches that have not ended, in order of arrival."""
-        ...
-
-    def group(self, namespace: str, id: str) -> GroupRecord | None: ...
-
-    def put_group(self, record: GroupRecord) -> None: ...
-
-    def live_groups(self, key: BatchKey) -> list[GroupRecord]:
-        """Live groups of a batch, oldest first."""
-        ...
-
-    def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
-        """Groups of a series that wait for a batch, oldest first. `pool`, `n`: only groups with these values."""
-        ...
-
-    def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
-        """Record that the trainer has used the deliveries `after` + 1 to `upto`. `at`: Unix seconds."""
-        ...
-
-    def unended(self, namespace: str, group: str) -> list[str]:
-        """Ids of a group's rollouts that are not terminal."""
-        ...
-
-    def series(self, namespace: str, name: str) -> SeriesRecord | None: ...
-
-    def series_of_dataset(self, namespace: str, dataset: str) -> list[str]:
-        """Names of the series that draw from a dataset."""
-        ...
-
-    def put_series(self, record: SeriesRecord) -> None: ...
-
-    def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...
-
-    def put_dataset(self, record: DatasetRecord) -> None: ...
-
-    def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete the dataset, its history and its series. Tasks that nothing else uses are deleted too."""
-        ...
-
-    def task(self, digest: str, index: int) -> str | None:
-        """Return a task as JSON; None if it is not stored."""
-        ...
-
-    def add_tasks(self, digest: str, start: int, tasks: Sequence[str]) -> None:
-        """Store tasks (JSON) under the indices from `start` on. Stored tasks are not replaced."""
-        ...
-
-    def stored_tasks(self, digest: str) -> int:
-        """Number of tasks under this digest: the greatest index plus 1."""
-        ...
-
-    def history(self, namespace: str, dataset: str, index: int) -> TaskHistory | None: ...
-
-    def put_history(self, namespace: str, dataset: str, index: int, record: TaskHistory) -> None: ...

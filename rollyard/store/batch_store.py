@@ -11,7 +11,6 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.store import batch_pruning
 from rollyard.store.batch_pruning import GroupRows
 from rollyard.store.batch_queries import BatchQueries
-from rollyard.store.batch_records import BatchTables
 from rollyard.store.batch_transaction import BatchTransaction
 from rollyard.store.read_connections import Readers, ReadingStore, reading
 from rollyard.store.writer import Writer
@@ -27,7 +26,7 @@ class BatchStore(ReadingStore[BatchQueries]):
         super().__init__(readers, BatchQueries)
         self._writer = writer
 
-    async def transact(self, change: Callable[[BatchTables], T]) -> T:
+    async def transact(self, change: Callable[[BatchTransaction], T]) -> T:
         """Run a change that needs no rollouts, as `RolloutStore.transact` does."""
         return await self._writer.call(lambda unit: change(BatchTransaction(unit.db)))
 

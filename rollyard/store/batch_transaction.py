@@ -12,9 +12,11 @@ from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord
 
 
 class BatchTransaction(BatchQueries):
-    """`BatchTables` on the writer's connection; do not use it after the transaction has ended."""
+    """Operations on batches inside `RolloutStore.transact` and `BatchStore.transact`, on the writer's connection. Do not use
+    them after the transaction has ended."""
 
     def put_batch(self, record: BatchRecord) -> BatchRecord:
+        """Insert or replace a batch. The first put sets `seq`."""
         text = body(record)
         if record.seq:
             moving = (record.status.value, record.ended_at, text)
@@ -39,6 +41,7 @@ class BatchTransaction(BatchQueries):
         )
 
     def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
+        """Record that the trainer has used the deliveries `after` + 1 to `upto`. `at`: Unix seconds."""
         self._db.execute(
             "INSERT OR IGNORE INTO acknowledged_groups SELECT namespace, id, ? FROM batch_groups INDEXED BY groups_delivered "
             "WHERE namespace = ? AND batch = ? AND delivery IS NOT NULL AND delivery > ? AND delivery <= ?",
@@ -57,6 +60,7 @@ class BatchTransaction(BatchQueries):
         self._db.execute("INSERT INTO datasets VALUES (?, ?, ?, ?, ?, ?)", (*values, record.created_at))
 
     def delete_dataset(self, namespace: str, name: str) -> None:
+        """Delete the dataset, its history and its series. Tasks that nothing else uses are deleted too."""
         found = self.dataset(namespace, name)
         if found is None:
             return
@@ -86,6 +90,7 @@ class BatchTransaction(BatchQueries):
         return bool(self._db.execute(query, (digest, digest, *besides)).fetchone()[0])
 
     def add_tasks(self, digest: str, start: int, tasks: Sequence[str]) -> None:
+        """Store tasks (JSON) under the indices from `start` on. Stored tasks are not replaced."""
         rows = ((digest, start + i, text) for i, text in enumerate(tasks))
         self._db.executemany("INSERT OR IGNORE INTO dataset_tasks VALUES (?, ?, ?)", rows)
 

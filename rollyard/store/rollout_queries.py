@@ -21,7 +21,7 @@ _BY_ID = f"{row_codec.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
 
 
 class RolloutQueries:
-    """Queries on one connection. `Transaction` describes those that transactions use."""
+    """Queries on one connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -31,6 +31,7 @@ class RolloutQueries:
         return row_codec.from_row(row) if row else None
 
     def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        """Snapshots of the rollout's present or last attempt, in the order of the turns."""
         query = "SELECT blob, body FROM snapshots WHERE rollout = ? AND attempt = ? ORDER BY turn"
         return [
             StoredSnapshot(

@@ -8,10 +8,9 @@ from typing import TypeVar
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.store import pruning
-from rollyard.store.base import Transaction
 from rollyard.store.read_connections import Readers, ReadingStore, reading
 from rollyard.store.rollout_queries import RolloutQueries
-from rollyard.store.rollout_transaction import RolloutTransaction
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.writer import Writer
 
 T = TypeVar("T")
@@ -29,7 +28,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
         Unavailable if the disk is full or fails, or if the store is closed, and Superseded if another server has the
         data folder. Nothing is written then.
         """
-        return await self._writer.call(lambda unit: change(RolloutTransaction(unit)))
+        return await self._writer.call(lambda unit: change(Transaction(unit)))
 
     get = reading(RolloutQueries.get)
     snapshots = reading(RolloutQueries.snapshots)

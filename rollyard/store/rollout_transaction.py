@@ -26,8 +26,9 @@ from rollyard.store.rollout_queries import RolloutQueries
 from rollyard.store.writer import WriteUnit
 
 
-class RolloutTransaction(RolloutQueries):
-    """`Transaction` on the writer's connection; do not use it after the transaction has ended."""
+class Transaction(RolloutQueries):
+    """Operations inside `RolloutStore.transact`, on the writer's connection. They run in the thread of the store's writer, and
+    block no other thread. Do not use them after the transaction has ended."""
 
     def __init__(self, unit: WriteUnit) -> None:
         super().__init__(unit.db)
@@ -38,6 +39,10 @@ class RolloutTransaction(RolloutQueries):
         longer."""
 
     def put(self, record: RolloutRecord) -> RolloutRecord:
+        """Insert or replace a record. Sets `seq`; for a terminal record also `cursor`.
+
+        Raises Conflict if the stored record is already terminal.
+        """
         if record.status.terminal:
             record = replace(record, cursor=self._next_cursor())
         if record.seq:
@@ -94,6 +99,13 @@ class RolloutTransaction(RolloutQueries):
         default_image: str | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
+        """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
+
+        The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
+        only records without a minimum version or with one of these minimum versions. `losses_below`: only records with
+        fewer losses. `default_image`: only records whose image is not held at `now`; this is the image of the records
+        that name none. None: all records. `after`: in each stage only records behind this record.
+        """
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
             return found  # no kind can match, and with an empty list SQLite cannot use the index that the query names
@@ -118,6 +130,7 @@ class RolloutTransaction(RolloutQueries):
         return [row_codec.from_row(r) for r in self._db.execute(query, values)]
 
     def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
+        """Records with this value of `image` that wait for INIT and were created before this time (Unix seconds)."""
         query = (
             f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? "
             "AND pool = ? AND stage = 'INIT' AND image = ? AND created_at <= ? LIMIT ?"
@@ -128,18 +141,22 @@ class RolloutTransaction(RolloutQueries):
         self._db.execute(image_hold_rows.PUT, image_hold_rows.to_row(hold))
 
     def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
+        """Return whether there was such a hold."""
         delete = "DELETE FROM image_holds WHERE namespace = ? AND pool = ? AND image = ?"
         return self._db.execute(delete, (*pool, image)).rowcount > 0
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
+        """Leased records, of one holder or of all."""
         where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
         found = self._db.execute(f"{row_codec.select('rollouts_leased')} WHERE holder {where} ORDER BY seq", values)
         return [row_codec.from_row(r) for r in found]
 
     def version_bound(self, pool: PoolKey) -> list[VersionBound]:
+        """Live records of this pool with a constraint on weights (`RolloutRecord.weights`)."""
         return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_QUERY, pool)]
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        """Versions from which the rollouts of a group were sampled or are being sampled."""
         found: dict[bool, set[str]] = {True: set(), False: set()}
         for stage, ended, version in self._db.execute(
             "SELECT DISTINCT stage, cursor IS NOT NULL, weights_version FROM rollouts INDEXED BY rollouts_by_group "
@@ -164,6 +181,7 @@ class RolloutTransaction(RolloutQueries):
         return self._packs.add(data)
 
     def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+        """Insert or replace a snapshot of the rollout's present attempt. Those of earlier attempts are deleted."""
         snapshot_table.put(self._db, record, snapshot)
 
 

@@ -58,7 +58,6 @@ class Environment(Protocol):
     async def reply(self, turn: Turn) -> Reply | None:
         """Reply to the model's turn. None: the environment has nothing to add; without a tool call in the turn, the
         conversation ends."""
-        ...
 
     async def close(self) -> None:
         """Release what the environment holds. This method is always called, however the attempt ends."""
@@ -90,23 +89,18 @@ class Handler(Protocol):
 
     def image(self, task: Task) -> str | None:
         """Return the sandbox image; None for the pool's default."""
-        ...
 
     def tools(self, task: Task) -> list[str]:
         """Return names from `agents.tool_schemas.SCHEMAS`, in the order in which the model gets them."""
-        ...
 
     def prompt(self, task: Task) -> list[Message]:
         """Return the messages with which a conversation starts."""
-        ...
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
         """Prepare the sandbox before the agent's first turn."""
-        ...
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         """Return the artifact that `evaluate` scores. The sandbox is closed afterwards."""
-        ...
 
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
@@ -116,4 +110,3 @@ class Handler(Protocol):
         `seconds` is the time limit for running the agent's work. The limit is less than the stage's budget. Exceeding the
         budget is an infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score.
         """
-        ...

@@ -47,7 +47,6 @@ class Checkout(Protocol):
         `failed`: id of `current` if this endpoint has just failed, else empty. `again`: whether the previous call raised
         Unavailable.
         """
-        ...
 
 
 class FailoverPolicy:

@@ -1,5 +1,8 @@
 """Messages between the server and node agents. Short messages go over one WebSocket; results and requests for an
-endpoint go over HTTP."""
+endpoint go over HTTP.
+
+One file shows all that the two processes tell each other.
+"""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ async def test_a_turn_that_ends_behind_the_sessions_end_is_not_recorded(serving:
         body = json.dumps(BODY | {"stream": True, "model": "m" * 500}).encode()
         with caller(api, opened, body, f"Content-Length: {len(body)}", buffer=4096) as reader:
             session = api.gateway_session(opened["id"])
-            await until(lambda: session._in_flight and all(task.done() for task in session._in_flight))
+            sampled = session._sampling._tasks
+            await until(lambda: sampled and all(task.done() for task in sampled))
             closed = await api.record(opened["id"], close=True)
             async with running(asyncio.to_thread(read_all, reader)):
                 await until(lambda: not session.in_flight)

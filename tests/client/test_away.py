@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from rollyard.client import AsyncClient, server_connection, server_link
-from rollyard.client import async_client as module
+from rollyard.client import rollout_client as module
 from rollyard.client.kubeconfig import Context
 from rollyard.client.server_connection import ServerConnection
 from rollyard.core.errors import Unavailable

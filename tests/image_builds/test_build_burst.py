@@ -34,7 +34,7 @@ def contexts(builder: Builder, **dockerfiles: str) -> list[str]:
 
 
 def burst(builder: Builder, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rollyard.cli.main", "images", "build", *words]
+    command = [sys.executable, "-m", "rollyard.cli.main", "images", "build-many", *words]
     command += ["--allow-folder", str(builder.folder / "base")]
     env = {**os.environ, "ROLLYARD_CACHE": str(builder.cache), "PYTHONPATH": os.getcwd(), **variables}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
@@ -93,7 +93,7 @@ async def test_an_interrupted_burst_cancels_its_jobs_and_a_lost_job_is_an_error(
     folders = contexts(builder, slow="FROM ../base\nRUN sleep 600\n", lost="FROM ../base\nRUN sleep 601\n")
     into = builder.folder / "built"
     command = [
-        sys.executable, "-m", "rollyard.cli.main", "images", "build", *folders, "--into", str(into), "--cluster", "slurm",
+        sys.executable, "-m", "rollyard.cli.main", "images", "build-many", *folders, "--into", str(into), "--cluster", "slurm",
         "--runtime", "bubblewrap", "--mem", "100M", "--allow-folder", str(builder.folder / "base"),
     ]  # fmt: skip
     env = {**os.environ, **slurm.env, "ROLLYARD_CACHE": str(builder.cache), "PYTHONPATH": os.getcwd()}

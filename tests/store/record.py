@@ -29,10 +29,9 @@ from rollyard.kinds.rollout import AgentSpec, ForkPoint, RolloutError, RolloutRe
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionRequest
-from rollyard.store.base import BlobRef, ImageHold, RolloutRecord, StoredSnapshot, Transaction
+from rollyard.store.base import BlobRef, ImageHold, RolloutRecord, StoredSnapshot
 from rollyard.store.batch_records import (
     BatchRecord,
-    BatchTables,
     DatasetRecord,
     EndedRollout,
     GroupRecord,
@@ -42,6 +41,8 @@ from rollyard.store.batch_records import (
     SeriesRecord,
     TaskHistory,
 )
+from rollyard.store.batch_transaction import BatchTransaction
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.store.tables import SCHEMA
 from rollyard.tokens.tool_calls import ToolCall
@@ -152,7 +153,7 @@ FORKED = AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3))
 LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
 
 
-def put_batches(tables: BatchTables) -> None:
+def put_batches(tables: BatchTransaction) -> None:
     """A dataset, its series and history, a batch of each status, a group of each state; each field has a value."""
     request = BatchRequest(pool="rolloutpool", dataset=DatasetRef(name="d", seed=3), target=2)
     tables.put_dataset(DatasetRecord("default", "d", "digest", 1, ("math",), 1_700_000_000.0))
@@ -188,7 +189,7 @@ def put_batches(tables: BatchTables) -> None:
         )  # fmt: skip
 
 
-def read_batches(tables: BatchTables) -> Any:
+def read_batches(tables: BatchTransaction) -> Any:
     """Contents of the tables of batches as JSON."""
     found = {
         "datasets": [tables.dataset("default", "d")],

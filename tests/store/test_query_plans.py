@@ -14,11 +14,11 @@ from rollyard.kinds.rollout import Stage, Status
 from rollyard.store import batch_pruning, pruning, tables
 from rollyard.store.base import RolloutFilter
 from rollyard.store.blobs import PackWriter
-from rollyard.store.rollout_transaction import RolloutTransaction
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.writer import WriteUnit
 from tests.support.make import rollout
 
-Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
+Ask = Callable[[sqlite3.Connection, Transaction], object]
 RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
 POOL = PoolKey("n", "p")
 QUESTIONS: dict[str, Ask] = {
@@ -82,7 +82,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def test_no_question_reads_the_whole_table(db: sqlite3.Connection, tmp_path: Path, question: str) -> None:
     asked: list[str] = []
     db.set_trace_callback(asked.append)
-    QUESTIONS[question](db, RolloutTransaction(WriteUnit(db, PackWriter(tmp_path, 1))))
+    QUESTIONS[question](db, Transaction(WriteUnit(db, PackWriter(tmp_path, 1))))
     db.set_trace_callback(None)
     assert asked
     plan = [row[3] for statement in asked for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]

@@ -17,7 +17,8 @@ from rollyard.core.clock import SystemClock
 from rollyard.core.errors import Conflict, Unavailable
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, Stage, Status
-from rollyard.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction
+from rollyard.store.base import BlobRef, RolloutFilter, RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from tests.support.make import rollout as record
 

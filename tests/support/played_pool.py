@@ -11,7 +11,8 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status, Turn
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server_process.parts_and_wakeups import Parts
-from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.base import RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
 

@@ -26,7 +26,8 @@ from rollyard.server.rollouts.step import Granted, step
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.base import BatchScript, Job, JobIds, JobListing
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.store.base import RolloutFilter, Transaction
+from rollyard.store.base import RolloutFilter
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 from tests.support.until import until

@@ -18,6 +18,7 @@ from rollyard.bridges.agent_lightning.agl_api import AglApi
 from rollyard.bridges.agent_lightning.rollout_events import events_of, request_of
 from rollyard.client import AsyncClient
 from rollyard.client.rollout_results import result_of
+from rollyard.core.aio import end_tasks
 from rollyard.core.errors import ApiError, Conflict, NotFound
 from rollyard.kinds.rollout import Status, Trajectory
 
@@ -45,9 +46,7 @@ class AglController:
                 await self._round()
                 await asyncio.sleep(self._poll_seconds)
         finally:
-            for task in self._running.values():
-                task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await end_tasks(*self._running.values())
 
     async def _round(self) -> None:
         """Take what is queued, and cancel what Agent Lightning has deleted."""

@@ -16,7 +16,7 @@ from rollyard.bridges.listener import answer, json_object
 from rollyard.bridges.prorl_agent.instances import request_of, result_of_trajectory, rollout_of
 from rollyard.client import AsyncClient
 from rollyard.client.rollout_results import result_of
-from rollyard.core.errors import ApiError, BadRequest, Conflict, Invalid, NotFound, Unavailable
+from rollyard.core.errors import BadRequest, Conflict, Invalid, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
@@ -57,27 +57,21 @@ class ProrlAgentBridge:
     async def _stop(self, request: web.Request) -> web.Response:
         """Accept no more instances, and cancel those that are waited for."""
         self._running = False
-        try:
-            for job in list(self._waits):
-                with contextlib.suppress(NotFound):  # its submit has not arrived
-                    await self._client.cancel(rollout_of(job), self._namespace)
-        except ApiError as error:
-            return _refusal(error)
+        for job in list(self._waits):
+            with contextlib.suppress(NotFound):  # its submit has not arrived
+                await self._client.cancel(rollout_of(job), self._namespace)
         return web.json_response({"status": "Server stopped successfully"})
 
     async def _status(self, request: web.Request) -> web.Response:
         if not self._running:
-            return _refused(503, NOT_RUNNING)
-        try:
-            counts = await self._client.counts(self._namespace, pool=self._pool)
-        except ApiError as error:
-            return _refusal(error)
+            raise Unavailable(NOT_RUNNING)
+        counts = await self._client.counts(self._namespace, pool=self._pool)
         return web.json_response({"status": "running", "pending_jobs": len(self._waits), "pool": self._pool, **counts})
 
     async def _process(self, request: web.Request) -> web.StreamResponse:
         """Run an instance, or attach to the job if its id is known, and answer with the result."""
         if not self._running:
-            return _refused(503, NOT_RUNNING)
+            raise Unavailable(NOT_RUNNING)
         job, waiting = "", False
         try:
             body = await json_object(request)
@@ -89,8 +83,6 @@ class ProrlAgentBridge:
             self._waits[job] += 1
             waiting = True
             trajectory = await result_of(self._client, wanted, self._namespace)
-        except ApiError as error:
-            return _refusal(error)
         finally:
             if waiting:
                 self._waits.subtract([job])
@@ -98,33 +90,24 @@ class ProrlAgentBridge:
         return await answer(request, await asyncio.to_thread(result_of_trajectory, instance, trajectory))
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        try:
-            job = _job_of(await json_object(request))
-            if job not in self._waits:
-                raise NotFound(f"nobody waits for the job {job!r}")
-            await self._client.cancel(rollout_of(job), self._namespace)
-        except ApiError as error:
-            return _refusal(error)
+        job = _job_of(await json_object(request))
+        if job not in self._waits:
+            raise NotFound(f"nobody waits for the job {job!r}")
+        await self._client.cancel(rollout_of(job), self._namespace)
         return web.json_response({"status": f"Cancel requested for job {job}"})
 
     async def _add_llm_server(self, request: web.Request) -> web.Response:
-        try:
-            address = (await json_object(request)).get("address")
-            await self._client.add_endpoint(self._external_servers(), _endpoint(address))
-        except ApiError as error:
-            return _refusal(error)
+        address = (await json_object(request)).get("address")
+        await self._client.add_endpoint(self._external_servers(), _endpoint(address))
         return web.json_response({"status": f"Added LLM server address: {address}"})
 
     async def _clear_llm_server(self, request: web.Request) -> web.Response:
-        try:
-            key = self._external_servers()
-            pool = await self._client.get(key)
-            assert isinstance(pool, InferencePool)
-            external = pool.spec.engine.external
-            for endpoint in external.endpoints if external is not None else []:
-                await self._client.remove_endpoint(key, endpoint.url)
-        except ApiError as error:
-            return _refusal(error)
+        key = self._external_servers()
+        pool = await self._client.get(key)
+        assert isinstance(pool, InferencePool)
+        external = pool.spec.engine.external
+        for endpoint in external.endpoints if external is not None else []:
+            await self._client.remove_endpoint(key, endpoint.url)
         return web.json_response({"status": "Cleared all LLM server addresses"})
 
     def _external_servers(self) -> ObjectKey:
@@ -155,11 +138,3 @@ def _endpoint(address: Any) -> ExternalEndpoint:
         return ExternalEndpoint(url=address)
     except pydantic.ValidationError as error:
         raise Invalid(f"`address`: {'; '.join(p.message for p in problems_of(ExternalEndpoint, error))}") from None
-
-
-def _refusal(error: ApiError) -> web.Response:
-    return _refused(503 if isinstance(error, Unavailable) else error.code, str(error))
-
-
-def _refused(status: int, why: str) -> web.Response:
-    return web.json_response({"detail": why}, status=status)

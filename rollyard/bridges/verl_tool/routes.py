@@ -11,7 +11,7 @@ from aiohttp import web
 from rollyard.bridges.listener import answer, json_object
 from rollyard.bridges.verl_tool.actions import action_of, observation_of
 from rollyard.bridges.verl_tool.trajectory_sandboxes import TrajectorySandboxes
-from rollyard.core.errors import ApiError, Invalid, SandboxError
+from rollyard.core.errors import Invalid, SandboxError
 from rollyard.kinds.schema.validation import problems_of
 
 Observation = tuple[str | dict[str, Any], bool, bool]
@@ -53,15 +53,12 @@ class VerlToolBridge:
         return web.json_response({"status": "healthy", "tools": ["python", "bash"], "sandboxes": len(self._sandboxes)})
 
     async def _get_observation(self, request: web.Request) -> web.StreamResponse:
-        try:
-            given = _actions(await json_object(request))
-            each = enumerate(zip(given.trajectory_ids, given.actions, strict=True))
-            observed = [self._observe(id, text, given.finishes(i)) for i, (id, text) in each]
-            done = await asyncio.gather(*observed, return_exceptions=True)
-            if failed := [found for found in done if isinstance(found, BaseException)]:
-                raise failed[0]
-        except ApiError as error:
-            return web.json_response({"detail": str(error)}, status=error.code)
+        given = _actions(await json_object(request))
+        each = enumerate(zip(given.trajectory_ids, given.actions, strict=True))
+        observed = [self._observe(id, text, given.finishes(i)) for i, (id, text) in each]
+        done = await asyncio.gather(*observed, return_exceptions=True)
+        if failed := [found for found in done if isinstance(found, BaseException)]:
+            raise failed[0]
         observations, dones, valids = zip(*(found for found in done if isinstance(found, tuple)), strict=True)
         return await answer(request, {"observations": observations, "dones": dones, "valids": valids})
 

@@ -5,33 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rollyard.core.errors import SandboxError, SandboxStartFailed, Unavailable
-
-
-class Output(Protocol):
-    @property
-    def output(self) -> str: ...
-    @property
-    def timed_out(self) -> bool: ...
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-
-class ToolSandbox(Protocol):
-    """The part of a sandbox that the tools use. All calls of one tool share its state."""
-
-    async def bash(self, command: str, timeout: float) -> Output: ...
-    async def ipython(self, code: str, timeout: float) -> Output: ...
-    async def close(self) -> None: ...
+from rollyard.sandbox.sandbox import Sandbox
 
 
 @dataclass
 class _Held:
-    sandbox: asyncio.Task[ToolSandbox]
+    sandbox: asyncio.Task[Sandbox]
     calls: int = 0
     last_call: float = field(default_factory=time.monotonic)
 
@@ -39,7 +22,7 @@ class _Held:
 class TrajectorySandboxes:
     """Sandboxes by trajectory id. Each starts with its first use and ends when it is finished, lost, or idle."""
 
-    def __init__(self, start: Callable[[], Awaitable[ToolSandbox]], limit: int, idle_seconds: float) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Sandbox]], limit: int, idle_seconds: float) -> None:
         """`limit`: sandboxes at the same time."""
         self._start, self._limit, self._idle_seconds = start, limit, idle_seconds
         self._held: dict[str, _Held] = {}
@@ -48,7 +31,7 @@ class TrajectorySandboxes:
         return len(self._held)
 
     @contextlib.asynccontextmanager
-    async def use(self, trajectory: str) -> AsyncIterator[ToolSandbox]:
+    async def use(self, trajectory: str) -> AsyncIterator[Sandbox]:
         """Yield the trajectory's sandbox. Raises Unavailable if there are too many, and SandboxError; after a SandboxError
         the next use starts another sandbox."""
         held = self._held.get(trajectory)
@@ -79,7 +62,7 @@ class TrajectorySandboxes:
                 if not held.calls and time.monotonic() - held.last_call > self._idle_seconds:
                     await self._end(trajectory, held)
 
-    async def _started(self) -> ToolSandbox:
+    async def _started(self) -> Sandbox:
         try:
             return await self._start()
         except OSError as error:  # too many open files or processes

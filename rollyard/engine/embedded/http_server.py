@@ -6,10 +6,10 @@ If a client disconnects, its request is aborted. The model runs on the engine's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from pydantic_core import to_json
@@ -30,9 +30,6 @@ from rollyard.engine.embedded.generation import GenerationRequest, StepResult
 from rollyard.engine.embedded.model import Model
 from rollyard.engine.embedded.prometheus_metrics import EngineMetrics
 from rollyard.wire.endpoint import VERSION_HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
 
 MAX_BODY = 64 << 20
 FLUSH_SECONDS = 0.02

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rollyard.core.aio import wait_or_timeout
+from rollyard.core.aio import end_tasks, wait_or_timeout
 from rollyard.engine.proxy.headers import end_to_end
 from rollyard.wire.endpoint import VERSION_HEADER
 
@@ -85,10 +85,7 @@ class _ProxiedRequest:
         """Close the connection to the engine, which then aborts the request."""
         if self.question_task.done() and not self.question_task.cancelled() and self.question_task.exception() is None:
             self.question_task.result().close()
-        tasks = [task for task in (self.question_task, self.pump) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(task for task in (self.question_task, self.pump) if task is not None))
 
 
 class _AskAgain(Exception):

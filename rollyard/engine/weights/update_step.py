@@ -26,6 +26,8 @@ starts on the last proven weights. If no other process can be started, the alloc
     Failed: Wrong                a new process is proven   the allocation is given up
     Failed: FilesChanged         a new process is proven   the files are read again (Reading), nothing is served
     ProcessBegan                 any step                  no request is let in, the earlier process is Lost
+
+One file, so that the drawing and the code that it shows are read together.
 """
 
 from __future__ import annotations

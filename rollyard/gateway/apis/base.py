@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from pydantic_core import to_json
 
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
-from rollyard.gateway.requests.chat_request import ChatResponse, Piece
+from rollyard.gateway.requests.chat_request import ChatResponse, Piece, SendPiece
 from rollyard.gateway.requests.ignored_fields import STREAM
 from rollyard.gateway.requests.sampling_overrides import check_fields
-from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.session.session import GatewaySession
 
 Body = Mapping[str, Any]
 MAX_MODEL = 512
@@ -31,29 +31,19 @@ class Exchange(Protocol):
 
     async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
         """Return the answers. Only some APIs let a call want more than one."""
-        ...
 
     def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
         """Return the response in one piece."""
-        ...
 
     def text_events(self, piece: Piece) -> bytes:
         """Return the events for a piece of text. For the first piece, they begin with the events that open the
         stream."""
-        ...
 
     def end_events(self, responses: Sequence[ChatResponse]) -> bytes:
         """Return the events for everything after the text."""
-        ...
 
     def error_events(self, refusal: GatewayError) -> bytes:
         """Return the events for an error in the middle of the stream."""
-        ...
-
-    @staticmethod
-    def error_body(refusal: GatewayError) -> dict[str, Any]:
-        """Return the body of an error."""
-        ...
 
 
 def openai_error(refusal: GatewayError) -> dict[str, Any]:

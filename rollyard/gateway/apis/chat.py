@@ -14,6 +14,7 @@ from rollyard.gateway.requests.chat_request import (
     ChatRequest,
     ChatResponse,
     Piece,
+    SendPiece,
     TokenLogprob,
     assistant_message,
     forced_calls,
@@ -25,7 +26,7 @@ from rollyard.gateway.requests.chat_request import (
 from rollyard.gateway.requests.ignored_fields import TOOL
 from rollyard.gateway.requests.sampling_overrides import check_fields, read_choices, read_overrides, read_top_logprobs
 from rollyard.gateway.requests.tool_results import with_call_ids
-from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.session.session import GatewaySession
 from rollyard.tokens.chat_template import Message
 
 CONTINUE, OPEN_TURN = "continue_final_message", "add_generation_prompt"
@@ -96,10 +97,6 @@ class ChatExchange:
 
     def error_events(self, refusal: GatewayError) -> bytes:
         return sse_data(openai_error(refusal))
-
-    @staticmethod
-    def error_body(refusal: GatewayError) -> dict[str, Any]:
-        return openai_error(refusal)
 
     def _open(self, index: int) -> bytes:
         if index in self._sent:

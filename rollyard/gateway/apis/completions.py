@@ -10,9 +10,9 @@ from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_erro
 from rollyard.gateway.apis.chat import usage_json
 from rollyard.gateway.apis.logprobs_json import CompletionLogprobs
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
-from rollyard.gateway.requests.chat_request import ChatResponse, Piece, TokenLogprob
+from rollyard.gateway.requests.chat_request import ChatResponse, Piece, SendPiece, TokenLogprob
 from rollyard.gateway.requests.sampling_overrides import read_choices, read_overrides, read_top_logprobs
-from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.session.session import GatewaySession
 
 OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "n", "best_of", "logprobs")
 
@@ -55,10 +55,6 @@ class CompletionExchange:
 
     def error_events(self, refusal: GatewayError) -> bytes:
         return sse_data(openai_error(refusal))
-
-    @staticmethod
-    def error_body(refusal: GatewayError) -> dict[str, Any]:
-        return openai_error(refusal)
 
     def _choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish: str | None) -> dict[str, Any]:
         part = None

@@ -13,6 +13,7 @@ from rollyard.gateway.requests.chat_request import (
     ChatRequest,
     ChatResponse,
     Piece,
+    SendPiece,
     assistant_message,
     forced_calls,
     function_schema,
@@ -23,7 +24,7 @@ from rollyard.gateway.requests.chat_request import (
 )
 from rollyard.gateway.requests.ignored_fields import TOOL, WHOLE
 from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
-from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.session.session import GatewaySession
 from rollyard.tokens.chat_template import Message
 
 OWN_FIELDS = ("model", "messages", "system", "tools", "tool_choice", "stream")
@@ -74,17 +75,7 @@ class MessagesExchange:
         return b"".join([*events, sse_event({"type": "message_stop"})])
 
     def error_events(self, refusal: GatewayError) -> bytes:
-        return sse_event(self.error_body(refusal))
-
-    @staticmethod
-    def error_body(refusal: GatewayError) -> dict[str, Any]:
-        kind = ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
-        message = str(refusal)
-        if refusal.too_long is not None:
-            tokens, context = refusal.too_long
-            message = f"prompt is too long: {tokens} tokens > {context - 1} maximum, for an answer has to fit too"
-        details = {"details": dict(refusal.details)} if refusal.details is not None else {}
-        return {"type": "error", "error": {"type": kind, "message": message, **details}}
+        return sse_event(anthropic_error(refusal))
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         message = {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
@@ -109,6 +100,16 @@ class MessagesExchange:
             return b""
         self._open, self._blocks = False, self._blocks + 1
         return sse_event({"type": "content_block_stop", "index": self._blocks - 1})
+
+
+def anthropic_error(refusal: GatewayError) -> dict[str, Any]:
+    kind = ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+    message = str(refusal)
+    if refusal.too_long is not None:
+        tokens, context = refusal.too_long
+        message = f"prompt is too long: {tokens} tokens > {context - 1} maximum, for an answer has to fit too"
+    details = {"details": dict(refusal.details)} if refusal.details is not None else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def read(body: Body) -> ChatRequest:

@@ -15,7 +15,6 @@ from rollyard.gateway.apis.base import (
     json_bytes,
     model_of,
     new_id,
-    openai_error,
     sse_event,
     stream_options,
     unix_now,
@@ -27,6 +26,7 @@ from rollyard.gateway.requests.chat_request import (
     ChatRequest,
     ChatResponse,
     Piece,
+    SendPiece,
     assistant_message,
     forced_calls,
     function_schema,
@@ -37,7 +37,7 @@ from rollyard.gateway.requests.chat_request import (
 )
 from rollyard.gateway.requests.ignored_fields import TOOL
 from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides, read_top_logprobs
-from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.stored_responses import pack
 from rollyard.tokens.chat_template import Message
 
@@ -132,10 +132,6 @@ class ResponsesExchange:
             "error": {"code": refusal.code or "server_error", "message": str(refusal)},
         }
         return self._event("failed", response=failed)
-
-    @staticmethod
-    def error_body(refusal: GatewayError) -> dict[str, Any]:
-        return openai_error(refusal)
 
     def _begin(self) -> bytes:
         if self._response_started:

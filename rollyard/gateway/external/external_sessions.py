@@ -13,7 +13,6 @@ import logging
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -29,6 +28,7 @@ from rollyard.core.errors import (
     Unavailable,
 )
 from rollyard.gateway.external.call_journal import StoringJournal
+from rollyard.gateway.external.external_session import ExternalSession, LiveSession, progress_of
 from rollyard.gateway.external.routed_sampler import RoutedSampler, SessionPlacer
 from rollyard.gateway.external.unmet_demand import UnmetDemand
 from rollyard.gateway.requests.call_errors import GatewayError, session_gone, template_unusable, unavailable
@@ -38,7 +38,7 @@ from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.stored_call import StoredCall
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
+from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
@@ -74,70 +74,6 @@ MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was removed long ago, or it never existed"
 STOPPING = "the server is stopping; repeat the call, and the next server answers it"
-
-
-@dataclass(frozen=True)
-class LiveSession:
-    """The parts of a session that takes calls."""
-
-    session: GatewaySession
-    policy: RoutedSampler
-    journal: StoringJournal
-
-    def progress(self) -> SessionProgress:
-        return _progress(self.session, self.policy)
-
-
-@dataclass
-class ExternalSession:
-    """One session and the server's data about it."""
-
-    request: SessionRequest
-    pool: PoolKey
-    instance: str
-    """Random id that distinguishes the session from an earlier one with the same id."""
-    stored: StoredSession
-    open: bool = True
-    live: LiveSession | None = None
-    """None after a restart of the server, until the session is used."""
-    rebuilding: asyncio.Task[LiveSession] | None = None
-    last_used: float = field(default_factory=time.monotonic)
-
-    def touch(self) -> None:
-        self.last_used = time.monotonic()
-
-    @property
-    def id(self) -> str:
-        return self.stored.id
-
-    @property
-    def idle_seconds(self) -> float:
-        """Seconds since the last call or read; 0 while a call is in flight."""
-        if self.live is not None and self.live.session.in_flight:
-            return 0.0
-        last_call = self.live.session.last_used if self.live is not None else self.last_used
-        return time.monotonic() - max(self.last_used, last_call)
-
-    def progress(self) -> SessionProgress:
-        return self.live.progress() if self.live is not None else self.stored.progress
-
-    def view(self) -> SessionView:
-        live, progress = self.live, self.progress()
-        in_flight = live.session.in_flight if live is not None else 0
-        return SessionView(
-            id=self.id,
-            namespace=self.pool.namespace,
-            pool=self.pool.name,
-            state="Open" if self.open else "Closed",
-            endpoint=progress.endpoint,
-            calls=progress.calls,
-            in_flight=in_flight,
-            waiting=live.policy.waiting if live is not None and in_flight else "",
-            tokens=progress.tokens,
-            truncated=progress.truncated,
-            created_at=self.stored.created_at,
-            expires_in_idle=round(max(0.0, self.request.idle_seconds - self.idle_seconds), 3),
-        )
 
 
 class ExternalSessions:
@@ -474,11 +410,7 @@ class ExternalSessions:
             max_tokens=MAX_SESSION_TOKENS,
             max_at_once=MAX_AT_ONCE,
         )
-        journal = StoringJournal(self._store, found.instance, lambda: _progress(session, policy))
+        journal = StoringJournal(self._store, found.instance, lambda: progress_of(session, policy))
         executor = SerialExecutor(self._threads, LONG_CHARACTERS)
         session = GatewaySession(found.id, template, policy, config, executor, self._byte_budget, journal)
         return LiveSession(session, policy, journal)
-
-
-def _progress(session: GatewaySession, policy: RoutedSampler) -> SessionProgress:
-    return SessionProgress(session.calls, session.tokens, session.truncated, policy.endpoint.id)

@@ -31,15 +31,12 @@ class SessionPlacer(Protocol):
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
         """Choose a ready endpoint for a new session; None if none has capacity and a version that `least` permits."""
-        ...
 
     def pin(self, session: str, endpoint: str) -> None:
         """Count an open session on the endpoint."""
-        ...
 
     def free(self, session: str) -> None:
         """Stop counting a session, because it is closed."""
-        ...
 
     def choose_again(
         self, session: str, pool: PoolKey, current: str, failed: str, least: str | None
@@ -48,19 +45,15 @@ class SessionPlacer(Protocol):
 
         An open session is then counted on the chosen endpoint.
         """
-        ...
 
     def why_none(self, pool: PoolKey, least: str | None) -> str:
         """Return why no endpoint can be chosen, as a sentence."""
-        ...
 
     def is_out(self, endpoint: str) -> bool:
         """Return True if the endpoint does not answer."""
-        ...
 
     def complain(self, endpoint: str, session: str, why: str) -> None:
         """Report that the session could not use the endpoint."""
-        ...
 
 
 class RoutedSampler:

@@ -4,7 +4,7 @@ tools, sampling."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,10 @@ class Piece:
     """Index of the answer, if the call wants several."""
     text: str
     logprobs: Sequence[TokenLogprob] = ()
+
+
+SendPiece = Callable[[Piece], Awaitable[None]]
+"""Function that receives each piece of an answer when it arrives."""
 
 
 def text_of(content: Any, where: str) -> str:

@@ -22,16 +22,13 @@ class CallJournal(Protocol):
 
     def add(self, turn: int, call: StoredCall) -> None:
         """Add a recorded call. `turn`: index of its first turn. Calls are added in the order of their turns."""
-        ...
 
     def note_delivered(self, turn: int) -> None:
         """Note that the answer of the call with this first turn reached its caller. The note may be lost if the process
         ends soon after."""
-        ...
 
     async def flush(self) -> None:
         """Return when all added calls are durable. Raises GatewayError."""
-        ...
 
 
 class AnsweredCalls:

@@ -25,9 +25,8 @@ from rollyard.core.errors import TaskError
 from rollyard.gateway.requests.chat_request import ChatRequest
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.requests.tool_results import check_results_follow_calls
+from rollyard.gateway.session.chat_branch import ChatBranch, Key
 from rollyard.gateway.session.stored_call import StoredChat
-from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate, Message
 from rollyard.tokens.conversation import Break, BreakCause, Conversation
 from rollyard.tokens.template_rendering import SampledMessage
@@ -35,102 +34,11 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, plain_turn, w
 
 ParserFor = Callable[[list[dict[str, Any]]], ToolCallParser | None]
 """Function that makes the parser of a call's turns from its tools; None if nothing in a turn counts as a call."""
-Key = str
-"""Digest of a message, of all messages before it, and of the tools."""
 BEFORE, QUOTED = 10, 40
 """Number of characters that are quoted before a difference, and from the beginning of the difference on."""
 SEAM_CHARS = 64
 """If the caller gives the beginning of a turn (`continued_text`), the beginning is tokenised together with this many
 characters before it, because these characters can change its tokens."""
-
-
-@dataclass(eq=False)
-class ChatBranch:
-    """One unbroken sequence of calls."""
-
-    conversation: Conversation
-    start: Key
-    """Digest of the tools: the key before the first message."""
-    tools: list[dict[str, Any]]
-    keys: list[Key] = field(default_factory=list)
-    """The key before the first message, then a key for each message up to the last sampled turn."""
-    messages: list[Message] = field(default_factory=list)
-    """Messages up to the last sampled turn, as the caller sees them."""
-    first: int = 0
-    """Number of messages before the first sampled turn."""
-    calls: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The caller's id of a tool call -> (name, id in the template)."""
-    busy: bool = True
-    """True: a call of this branch is in flight. Another call that would continue this branch opens its own branch."""
-    turns: list[Turn] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Number of messages up to the last sampled turn."""
-        return len(self.messages)
-
-    def common_prefix(self, keys: Sequence[Key]) -> int:
-        """Return the number of equal messages at the beginning; -1 if the tools differ."""
-        return bisect(range(min(len(keys), len(self.keys))), True, key=lambda i: keys[i] != self.keys[i]) - 1
-
-    @property
-    def segment_count(self) -> int:
-        return self.conversation.segment_count
-
-    @property
-    def token_count(self) -> int:
-        return self.conversation.token_count
-
-    @property
-    def breaks(self) -> Sequence[Break]:
-        return self.conversation.breaks
-
-    def sibling(self) -> ChatBranch:
-        """Return a branch for another answer to the prompt that this branch has prepared."""
-        return ChatBranch(
-            self.conversation.sibling(), self.start, self.tools, list(self.keys), list(self.messages), self.first,
-            dict(self.calls),
-        )  # fmt: skip
-
-    def segments(self) -> list[Segment]:
-        return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
-
-    def with_given_ids(self, messages: Sequence[Message]) -> list[Message]:
-        """Return a call's messages. If the caller renamed the calls of the last sampled turn, their results get the ids
-        that the caller was given."""
-        if not self.length:
-            return list(messages)
-        theirs, given = (m.get("tool_calls", ()) for m in (messages[self.length - 1], self.messages[-1]))
-        renamed = {one["id"]: own["id"] for one, own in zip(theirs, given, strict=False)}
-        return [
-            *messages[: self.length],
-            *({**m, "tool_call_id": renamed.get(m["tool_call_id"], m["tool_call_id"])} if "tool_call_id" in m else m
-              for m in messages[self.length :]),
-        ]  # fmt: skip
-
-    def replace_unanswered(self, messages: Sequence[Message]) -> None:
-        """Replace the messages after the last sampled turn by these messages of the caller."""
-        self.conversation.replace_unanswered([self._with_own_call_ids(m) for m in messages])
-
-    def add(self, messages: Sequence[Message]) -> None:
-        self.conversation.add_messages([self._with_own_call_ids(m) for m in messages])
-
-    def recall(self, answer: SampledMessage, message: Message) -> None:
-        self.conversation.add_recalled(answer)
-        self.learn_call_ids(message)
-
-    def learn_call_ids(self, message: Message) -> None:
-        """Record the caller's ids for the calls of the last turn. `message`: the turn as the caller sees it."""
-        for one, (call, id) in zip(message.get("tool_calls", ()), self.conversation.last_calls(), strict=False):
-            self.calls[one["id"]] = (call.name, id)
-
-    def _with_own_call_ids(self, message: Message) -> Message:
-        for one in message.get("tool_calls", ()):
-            self.calls[one["id"]] = (one["function"]["name"], one["id"])
-        if message["role"] != "tool" or message.get("tool_call_id") not in self.calls:
-            return message
-        name, id = self.calls[message["tool_call_id"]]
-        return {**message, "name": name, "tool_call_id": id}
 
 
 @dataclass(frozen=True)
@@ -175,7 +83,7 @@ class ChatHistory:
     def __init__(self, template: ChatTemplate, parser_for: ParserFor) -> None:
         self._template = template
         self._parser_for = parser_for
-        self._branches: list[ChatBranch] = []
+        self.branches: list[ChatBranch] = []
         self._answers: list[SampledMessage] = []
         """Sampled turns of all branches, in the order in which they ended."""
         self._numbers: dict[int, int] = {}
@@ -191,10 +99,6 @@ class ChatHistory:
         self._beginnings: set[tuple[Key, str]] = set()
         """(key before an assistant's message, the message's digest) of each text with which a caller began a turn."""
 
-    @property
-    def branches(self) -> Sequence[ChatBranch]:
-        return self._branches
-
     def prepare(self, request: ChatRequest, context: int | None = None) -> PreparedChat:
         """Find or open the branch. The branch is busy until `record` or `release`.
 
@@ -207,7 +111,7 @@ class ChatHistory:
         # Only a branch that has the request's last message of role `assistant` can continue. If no branch has it, a new
         # branch is opened, which gets the ids of messages that other branches sampled.
         last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
-        free = (b for b in self._branches if not b.busy and b.start == keys[0] and b.length >= last)
+        free = (b for b in self.branches if not b.busy and b.start == keys[0] and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
         branch = max(going_on, key=lambda b: b.length, default=None)
         if request.results_follow_calls:  # what the branch has recorded is not refused any more
@@ -223,7 +127,7 @@ class ChatHistory:
         given = prepared.continued_text, prepared.continued_ids, prepared.response_id, prepared.own_messages
         if opening is None:
             return StoredChat(
-                self._branches.index(branch), list(prepared.messages[branch.length :]), [], [], None, *given
+                self.branches.index(branch), list(prepared.messages[branch.length :]), [], [], None, *given
             )
         why = (opening.why.turn, str(opening.why.cause), opening.why.why) if opening.why is not None else None
         return StoredChat(None, list(prepared.messages), branch.tools, opening.recalled, why, *given)
@@ -231,7 +135,7 @@ class ChatHistory:
     def restore(self, call: StoredChat) -> PreparedChat:
         """Prepare a call again on the branch that the call had. The calls before it must have been restored and recorded.
         Raises as `prepare` does."""
-        branch = self._branches[call.branch] if call.branch is not None else None
+        branch = self.branches[call.branch] if call.branch is not None else None
         before, opening = (branch.messages, None) if branch is not None else ([], self._restored_opening(call))
         request = ChatRequest(
             [*before, *call.messages],
@@ -296,8 +200,8 @@ class ChatHistory:
             self._beginnings.add((before, _message_digest({"role": "assistant", "content": prepared.continued_text})))
         branch.keys += [*prepared.keys[len(branch.keys) :], _digest(before, own)]
         branch.messages += [*prepared.messages[branch.length :], message]
-        if branch not in self._branches:
-            self._branches.append(branch)
+        if branch not in self.branches:
+            self.branches.append(branch)
         branch.busy = False
 
     def siblings(self, prepared: PreparedChat, count: int) -> list[PreparedChat]:
@@ -358,7 +262,7 @@ class ChatHistory:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
-        # the messages of the first call; `record` adds the answer later, and then appends the branch to `_branches`
+        # the messages of the first call; `record` adds the answer later, and then appends the branch to `branches`
         branch.keys, branch.messages = list(keys), list(request.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
@@ -366,10 +270,10 @@ class ChatHistory:
     def _why_no_branch(self, messages: Sequence[Message], keys: Sequence[Key], recalled: bool) -> Break | None:
         """Return why no branch matches a history. None for a new conversation: the history has no sampled turn, and
         does not continue the first messages of a branch."""
-        near = max(self._branches, key=lambda b: b.common_prefix(keys), default=None)
+        near = max(self.branches, key=lambda b: b.common_prefix(keys), default=None)
         if near is None or not (recalled or near.first <= near.common_prefix(keys) < len(messages)):
             return None
-        number = sum(len(b.turns) for b in self._branches)
+        number = sum(len(b.turns) for b in self.branches)
         return Break(
             number,
             BreakCause.HISTORY_CHANGED,
@@ -392,7 +296,7 @@ class ChatHistory:
             last = messages[-1] if messages else None
             if last is not None and last["role"] == message["role"] == "assistant" and self._is_beginning(last, keys):
                 message = {**message, "content": last["content"] + message["content"]}
-                messages.pop(), keys.pop()
+                del messages[-1], keys[-1]
             messages.append(message)
             keys.append(_digest(keys[-1], self._own_turn(message, keys[-1])))
         return replace(request, messages=messages), keys
@@ -418,12 +322,6 @@ class ChatHistory:
             same = recalled or (latest is not None and _shows_thoughts(message, latest))
             self._by_digest[before, own] = latest if same else None
         return self._by_digest[before, own]
-
-
-def _trim_to_first_sampled(segment: Segment) -> Segment:
-    """Count the caller's ids at the beginning of a turn as prompt. The prompt then ends before the first sampled id."""
-    first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
-    return segment if first == segment.prompt_length else evolve(segment, prompt_length=first)
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:

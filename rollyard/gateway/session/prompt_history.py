@@ -61,11 +61,7 @@ class PreparedPrompt:
 class PromptHistory:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._branches: list[PromptBranch] = []
-
-    @property
-    def branches(self) -> Sequence[PromptBranch]:
-        return self._branches
+        self.branches: list[PromptBranch] = []
 
     def request_key(self, prompt: str | Sequence[int]) -> str:
         """Return the `PreparedPrompt.request_key` that the call would have."""
@@ -74,7 +70,7 @@ class PromptHistory:
     def prepare(self, prompt: str | Sequence[int], context: int | None = None) -> PreparedPrompt:
         """Find or open the branch. The branch is busy until `record` or `release`. Raises ContextExceeded if a text cannot
         fit into `context` tokens."""
-        free = [b for b in self._branches if not b.busy]
+        free = [b for b in self.branches if not b.busy]
         if isinstance(prompt, str):
             self._template.token_length.check(prompt, context)
             text = prompt
@@ -95,7 +91,7 @@ class PromptHistory:
     def restore(self, call: StoredPrompt) -> PreparedPrompt:
         """Prepare a call again on the branch that the call had. The calls before it must have been restored and recorded."""
         if call.branch is not None:
-            branch = self._branches[call.branch]
+            branch = self.branches[call.branch]
         else:
             why = Break(call.why[0], BreakCause(call.why[1]), call.why[2]) if call.why is not None else None
             branch = PromptBranch(why, SegmentBuilder(opened_by=why), first=len(call.text))
@@ -105,7 +101,7 @@ class PromptHistory:
     def describe(self, prepared: PreparedPrompt) -> StoredPrompt:
         """Describe a call for `restore`. Call this before `record`."""
         branch, why = prepared.branch, prepared.branch.opened_by
-        number = self._branches.index(branch) if branch in self._branches else None
+        number = self.branches.index(branch) if branch in self.branches else None
         told = (why.turn, str(why.cause), why.why) if number is None and why is not None else None
         # the text of a prompt of ids need not begin with the branch's text: characters may span the ids of two prompts
         kept = len(branch.text) if prepared.text.startswith(branch.text) else 0
@@ -114,11 +110,11 @@ class PromptHistory:
     def _why_no_branch(self, text: str) -> Break | None:
         """Return why no branch matches a prompt. None if the prompt does not begin with the first prompt of a branch,
         or if the whole prompt is the beginning of a branch."""
-        near = max(self._branches, key=lambda b: common_length(b.text, text), default=None)
+        near = max(self.branches, key=lambda b: common_length(b.text, text), default=None)
         common = common_length(near.text, text) if near is not None else 0
         if near is None or not near.first <= common < len(text):
             return None
-        turn, old, new = sum(len(b.turns) for b in self._branches), near.text[common:], text[common:]
+        turn, old, new = sum(len(b.turns) for b in self.branches), near.text[common:], text[common:]
         what = f"has {new[:QUOTED]!r}, but had {old[:QUOTED]!r}" if old else "continues while another call does"
         return Break(turn, BreakCause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
 
@@ -133,8 +129,8 @@ class PromptHistory:
         track.weights_version += sampled.weights_versions
         track.finish_reasons.append(sampled.finish_reason)
         branch.text = prepared.text + text
-        if branch not in self._branches:
-            self._branches.append(branch)
+        if branch not in self.branches:
+            self.branches.append(branch)
         branch.busy = False
 
     def siblings(self, prepared: PreparedPrompt, count: int) -> list[PreparedPrompt]:

@@ -18,7 +18,8 @@ from rollyard.gateway.requests.chat_request import (
     assistant_message,
 )
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
-from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, ParserFor, PreparedChat
+from rollyard.gateway.session.chat_branch import ChatBranch
+from rollyard.gateway.session.chat_to_ids import ChatHistory, ParserFor, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
 from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredPrompt, StoredTurn, checksum
 from rollyard.gateway.session.stored_responses import StoredResponses

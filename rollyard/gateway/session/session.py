@@ -1,4 +1,7 @@
-"""One agent's session: its calls become turns and segments of a trajectory."""
+"""One agent's session: its calls become turns and segments of a trajectory.
+
+The session is one class in one file, because each step of a call checks or changes the same limits and counters.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import contextlib
 import logging
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -34,32 +37,29 @@ from rollyard.gateway.requests.call_errors import (
     turn_limit,
     unavailable,
 )
-from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Piece
+from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Piece, SendPiece
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
 from rollyard.gateway.requests.tool_results import check_tool_results
 from rollyard.gateway.session.answered_calls import AnsweredCalls, CallJournal
 from rollyard.gateway.session.chat_to_ids import PreparedChat
+from rollyard.gateway.session.parallel_sampling import ParallelSampling, SessionSampler, TimedSample
 from rollyard.gateway.session.prompt_history import PreparedPrompt
 from rollyard.gateway.session.recorded_turns import RecordedTurn, RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig, max_body
 from rollyard.gateway.session.stored_call import StoredCall, StoredChat, StoredPrompt
-from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.streaming_text import StreamingText
-from rollyard.gateway.session.token_logprobs import LogprobStream
+from rollyard.gateway.session.turn_constraint import turn_constraint
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Sampling, Segment, Turn
+from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.constraint import STRUCTURED, Constraint, is_constrained
+from rollyard.tokens.constraint import STRUCTURED, is_constrained
 from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
-from rollyard.tokens.streamed_response import OnProgress
-from rollyard.tokens.tool_calls import ToolCallParser, forced_calls, marks_of, parser_for
+from rollyard.tokens.tool_calls import ToolCallParser, marks_of, parser_for
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SendPiece = Callable[[Piece], Awaitable[None]]
-"""Function that receives each piece of an answer when it arrives."""
 Prepared = TypeVar("Prepared", PreparedChat, PreparedPrompt)
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
 """The requests of one session may use `LEAST_HELD` bytes of memory, or `LARGEST_HELD` times the largest allowed request
@@ -70,32 +70,12 @@ MAX_LOGPROBS = 1 << 17
 answer is sent. To format four times as many holds up all other sessions of the process for seconds, even from a thread."""
 
 
-class SessionSampler(Protocol):
-    @property
-    def context(self) -> int | None:
-        """Length of the model's context in tokens; None if it is not known."""
-        ...
-
-    async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
-    ) -> Sampled:
-        """Sample one turn, even if an endpoint fails during the turn. After ContextExceeded, EndpointRefused or
-        GatewayError the session can make further calls. AnswerRefused and every other RollyardError end the session."""
-        ...
-
-
 class TurnHistory(Protocol[Prepared]):
     def siblings(self, prepared: Prepared, count: int) -> list[Prepared]: ...
 
     def describe(self, prepared: Prepared) -> StoredChat | StoredPrompt: ...
 
     def release(self, prepared: Prepared) -> None: ...
-
-
-@dataclass(frozen=True)
-class TimedSample:
-    sampled: Sampled
-    seconds: float
 
 
 class GatewaySession:
@@ -139,16 +119,22 @@ class GatewaySession:
         constraint = STRUCTURED if is_constrained(config.sampling) else None
         self._recorded = RecordedTurns(template, self._parser_for, constraint)
         self._answered = AnsweredCalls(journal)
+        self.segments = self._recorded.segments
+        self.turns = self._recorded.turns
+        self.breaks = self._recorded.breaks
+        self.responses = self._recorded.responses
+        """Responses to which later calls may refer."""
+        self.delivered = self._answered.delivered
+        self.not_delivered = self._answered.not_delivered
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """Overrides of the last call, and the sampling that resulted from them."""
         self._calls_begun = 0
-        self._calls_in_progress = 0
+        self.in_flight = 0
+        """Number of admitted model calls that have not ended."""
         self._calls_admitted = 0
         """Number of calls that were answered or may still be answered."""
-        self._in_flight: set[asyncio.Task[TimedSample]] = set()
-        self._closed: GatewayError | None = None
-        """Error for all calls after the session was closed."""
+        self._sampling = ParallelSampling(template, policy)
 
     def restore(self, calls: Iterable[tuple[StoredCall, bool]]) -> None:
         """Add stored calls to a new session, each with whether its answer was delivered. Run this in a thread: it renders
@@ -181,16 +167,6 @@ class GatewaySession:
         """Greatest length of a request in bytes."""
         return max_body(self.context)
 
-    @property
-    def responses(self) -> StoredResponses:
-        """Responses to which later calls may refer."""
-        return self._recorded.responses
-
-    @property
-    def in_flight(self) -> int:
-        """Number of admitted model calls that have not ended."""
-        return self._calls_in_progress
-
     async def run_for_body(self, read: Callable[[], T], size: int) -> T:
         """Call `read`, which parses a request of `size` bytes; use a thread if the request is long."""
         return await self._executor.run(read, size)
@@ -200,17 +176,6 @@ class GatewaySession:
         `read` runs."""
         return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
-    def segments(self) -> list[Segment]:
-        return self._recorded.segments()
-
-    def turns(self) -> list[Turn]:
-        """Turns in the order in which they ended, each with the index of its segment."""
-        return self._recorded.turns()
-
-    def breaks(self) -> dict[str, int]:
-        """Number of times that a call could not continue a segment, by cause."""
-        return self._recorded.breaks()
-
     @property
     def unread_calls(self) -> int:
         """Number of turns with a tool call that could not be read."""
@@ -218,9 +183,7 @@ class GatewaySession:
 
     def close(self, why: GatewayError | None = None) -> None:
         """Refuse further calls; cancel those in flight. `why`: the error for their callers."""
-        self._closed = why or session_gone("this session is closed")
-        for task in self._in_flight:
-            task.cancel()
+        self._sampling.close(why or session_gone("this session is closed"))
         if not self.failure.done():
             self.failure.cancel()
 
@@ -234,7 +197,7 @@ class GatewaySession:
         answer was not delivered. Such a call samples nothing.
         """
         self.last_used = time.monotonic()
-        self._check_open()
+        self._sampling.check_open()
         if self.failure.done():
             raise unavailable("this session has failed, not because of its caller; its rollout restarts")
         if may_repeat and self._answered.any_to_repeat:
@@ -244,7 +207,7 @@ class GatewaySession:
             if counts:
                 self._truncate(f"the agent used all of its model calls; `agent.max_turns` is {limit}")
             raise turn_limit(limit, limit - self._calls_admitted)
-        if self.config.max_at_once is not None and self._calls_in_progress + calls > self.config.max_at_once:
+        if self.config.max_at_once is not None and self.in_flight + calls > self.config.max_at_once:
             raise too_many(self.config.max_at_once)
         if self.tokens + tokens >= self.config.max_tokens:
             if counts:
@@ -253,12 +216,6 @@ class GatewaySession:
 
     def _truncate(self, why: str) -> None:
         self.truncated, self.reached_limit = True, self.reached_limit or why
-
-    def _check_open(self) -> None:
-        """Raise GatewayError if the session is closed. Its trajectory may have been reported, and must not change when
-        a turn ends later."""
-        if self._closed is not None:
-            raise self._closed
 
     def too_large(self) -> GatewayError:
         """Return the error for a request longer than `max_body`, and mark the session as truncated."""
@@ -290,7 +247,7 @@ class GatewaySession:
         When the call returns, its turns are durable. The caller must then call `delivered` or `not_delivered`.
         """
         parser = self._parser(request)
-        request = replace(request, overrides=replace(request.overrides, constraint=self._constraint(request, parser)))
+        request = replace(request, overrides=replace(request.overrides, constraint=turn_constraint(request, parser)))
         key = partial(self._recorded.chats.request_key, request)
         if (repeated := await self._repeat(key, request.overrides, on_piece)) is not None:
             self._recorded.link_response(request, repeated[0].turn)
@@ -341,7 +298,7 @@ class GatewaySession:
                 sampled = await self._sample(prepared.prompt, samplings, speeches, on_piece)
 
                 def record() -> list[ChatResponse]:
-                    self._check_open()
+                    self._sampling.check_open()
                     for one in sampled:
                         check(one.sampled, stops)
                     call = history.describe(prepared)
@@ -362,16 +319,6 @@ class GatewaySession:
                     if rest := speech.finish(response.content):
                         await on_piece(Piece(i, rest))
         return responses
-
-    # calls whose answers did not arrive
-
-    def delivered(self, responses: Sequence[ChatResponse]) -> None:
-        """Note that the answers of a call were written to its caller's connection."""
-        self._answered.delivered(responses)
-
-    def not_delivered(self, responses: Sequence[ChatResponse]) -> None:
-        """Keep the answers for a repetition of their call, because the caller's connection broke."""
-        self._answered.not_delivered(responses)
 
     async def _repeat(
         self, key: Callable[[], str], wanted: SamplingOverrides, on_piece: SendPiece | None
@@ -413,14 +360,14 @@ class GatewaySession:
         the check and the count, so parallel calls cannot exceed the limit together."""
         count = wanted.choices
         self.check_limits(calls=count, tokens=(count - 1) * prompt_tokens)
-        self._calls_in_progress, self._calls_admitted = self._calls_in_progress + count, self._calls_admitted + count
+        self.in_flight, self._calls_admitted = self.in_flight + count, self._calls_admitted + count
         try:
             yield [self._parameters(wanted, i) for i in range(count)]
         except BaseException:
             self._calls_admitted -= count
             raise
         finally:
-            self._calls_in_progress -= count
+            self.in_flight -= count
             self.last_used = time.monotonic()
 
     def _record_abandoned(self, responses: list[ChatResponse]) -> None:
@@ -455,18 +402,10 @@ class GatewaySession:
         speeches: Sequence[StreamingText],
         on_piece: SendPiece | None,
     ) -> list[TimedSample]:
-        """Sample the turns at the same time, and send their text as it arrives. Raises GatewayError.
-
-        The text of constrained turns is not sent, because such a turn begins again after the failure of an endpoint.
-        """
-        on_piece = None if is_constrained(samplings[0]) else on_piece
+        """Sample the turns at the same time, and send their text as it arrives. Raises GatewayError."""
         try:
-            streamed = speeches if on_piece is not None else [None] * len(speeches)
             with self._context_errors(len(prompt)):
-                async with self._sampling(prompt, samplings, streamed) as (tasks, pieces):
-                    while on_piece is not None and (piece := await pieces.get()) is not None:
-                        await on_piece(piece)
-                    return await asyncio.gather(*tasks)
+                return await self._sampling.sample(prompt, samplings, speeches, on_piece)
         except GatewayError:
             raise
         except RollyardError as error:
@@ -490,71 +429,6 @@ class GatewaySession:
             if error.context is None or length is None:
                 raise too_long(str(error)) from error
             raise prompt_too_long(length, error.context, exact=tokens is not None) from error
-
-    @contextlib.asynccontextmanager
-    async def _sampling(
-        self, prompt: Sequence[int], samplings: Sequence[Sampling], speeches: Sequence[StreamingText | None]
-    ) -> AsyncIterator[tuple[list[asyncio.Task[TimedSample]], asyncio.Queue[Piece | None]]]:
-        """Sample during the block. If the block ends before the sampling, the sampling is cancelled. The queue ends with
-        None after all turns, or after the first error."""
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-
-        async def sample(index: int, sampling: Sampling, speech: StreamingText | None) -> TimedSample:
-            arrived = LogprobStream(self._template) if isinstance(sampling, TurnSampling) else None
-
-            def on_chunk(chunk: Sampled) -> None:
-                if speech is None:
-                    return
-                if arrived is not None:
-                    arrived.feed(chunk)
-                if text := speech.feed(chunk.token_ids):
-                    logprobs = arrived.take(speech.passed_bytes) if arrived is not None else ()
-                    pieces.put_nowait(Piece(index, text, logprobs))
-
-            started = time.monotonic()
-            sampled = await self._policy.sample(prompt, sampling, on_chunk)
-            return TimedSample(sampled, time.monotonic() - started)
-
-        def on_done(task: asyncio.Task[TimedSample]) -> None:
-            failed = task.cancelled() or task.exception() is not None
-            if failed or all(one.done() for one in tasks):
-                pieces.put_nowait(None)
-
-        turns = zip(samplings, speeches, strict=True)
-        tasks = [asyncio.create_task(sample(i, sampling, speech)) for i, (sampling, speech) in enumerate(turns)]
-        for task in tasks:
-            task.add_done_callback(on_done)
-        self._in_flight.update(tasks)
-        try:
-            yield tasks, pieces
-        except asyncio.CancelledError:
-            if self._closed is not None and any(task.cancelled() for task in tasks):
-                raise self._closed from None
-            raise
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._in_flight.difference_update(tasks)
-
-    def _constraint(self, request: ChatRequest, parser: ToolCallParser | None) -> Constraint | None:
-        """Return the constraint on the turn; None if there is none. Raises GatewayError."""
-        wanted, forced = request.overrides.constraint, request.forced
-        if (wanted is not None or forced is not None) and request.continued_text:
-            raise bad_request(
-                "the caller begins the turn, so its form cannot be constrained: end with a message of the user, or leave "
-                "out the format and the forced tool",
-                param="messages",
-            )
-        if parser is None or (wanted is None and forced is None):
-            return wanted
-        single = not request.overrides.parallel_tool_calls or (forced is not None and forced.named)
-        try:
-            calls = forced_calls(parser, forced.tools if forced is not None else request.tools, single=single)
-        except TaskError as error:
-            raise bad_request(str(error), param="tool_choice" if forced is not None else "tools") from error
-        # a forced call needs no format: the format is that of answers in text
-        return Constraint("tool_calls", calls) if forced or wanted is None else replace(wanted, calls=calls)
 
     def _parser_for(self, tools: list[dict[str, Any]]) -> ToolCallParser | None:
         return parser_for(self._template, self.config.tool_parser, tools) if tools else None

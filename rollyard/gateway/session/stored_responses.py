@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollyard.gateway.requests.call_errors import no_previous_response, no_response
-from rollyard.gateway.session.chat_to_ids import ChatBranch
+from rollyard.gateway.session.chat_branch import ChatBranch
 from rollyard.tokens.chat_template import Message
 
 MAX_BODIES = 4 << 20

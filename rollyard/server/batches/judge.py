@@ -23,10 +23,6 @@ class Verdict(Enum):
     OTHER = "other"
     FAULTY = "faulty"
 
-    @property
-    def uninformative(self) -> bool:
-        return self in (Verdict.ALL_LOW, Verdict.ALL_HIGH, Verdict.OTHER)
-
 
 def judge(filter: BatchFilter, min_usable: int, n: int, ended: Sequence[EndedRollout]) -> Verdict:
     rewards = [r.reward for r in ended if r.reward is not None]

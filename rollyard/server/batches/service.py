@@ -25,9 +25,11 @@ from rollyard.server.batches.task_lines import digest_of, source_digest
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService
-from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
-from rollyard.store.batch_records import BatchRecord, BatchTables, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
 from rollyard.store.batch_store import BatchStore
+from rollyard.store.batch_transaction import BatchTransaction
+from rollyard.store.rollout_transaction import Transaction
 
 TASKS_A_WRITE = 2000
 MAX_RUNNING = 1000
@@ -267,7 +269,7 @@ class BatchService:
         record = DatasetRecord(namespace, name, digest_of(tasks), len(tasks), tuple(sorted(kinds)), self._clock.time())
         await self._store_tasks(record.digest, tasks)
 
-        def change(tables: BatchTables) -> tuple[DatasetRecord, bool]:
+        def change(tables: BatchTransaction) -> tuple[DatasetRecord, bool]:
             there = tables.dataset(namespace, name)
             if there is None:
                 _check_tasks_stored(tables, record.digest, record.tasks)
@@ -314,7 +316,7 @@ class BatchService:
             )
 
 
-def _check_tasks_stored(tables: BatchTables, digest: str, tasks: int | None) -> None:
+def _check_tasks_stored(tables: BatchTransaction, digest: str, tasks: int | None) -> None:
     """Raise Unavailable if these tasks are no longer stored. Several batches with equal tasks share one stored
     copy, so the deletion of an old batch may just have deleted the copy."""
     if tasks is not None and tables.stored_tasks(digest) < tasks:

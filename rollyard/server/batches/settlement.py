@@ -51,7 +51,7 @@ from rollyard.server.batches.task_history import with_group
 from rollyard.server.rollouts.new_rollouts import expand
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.step import Cancelled
-from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.base import RolloutRecord
 from rollyard.store.batch_records import (
     BatchRecord,
     EndedRollout,
@@ -62,6 +62,7 @@ from rollyard.store.batch_records import (
     SeriesRecord,
     TaskHistory,
 )
+from rollyard.store.rollout_transaction import Transaction
 
 
 @lru_cache(maxsize=64)

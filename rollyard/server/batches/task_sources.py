@@ -30,7 +30,6 @@ class TaskSource(Protocol):
 
     def task(self, index: int) -> Mapping[str, Any] | None:
         """Return the task of this index, or None if there are no more. The call may block, because it runs in a thread."""
-        ...
 
 
 Factory = Callable[..., TaskSource]

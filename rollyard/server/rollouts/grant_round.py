@@ -17,7 +17,8 @@ from rollyard.server.rollouts.image_hold import tried
 from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
-from rollyard.store.base import GroupVersions, RolloutRecord, Transaction
+from rollyard.store.base import GroupVersions, RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.endpoint import Endpoint
 
 MAX_PER_GRANT = 256

@@ -19,7 +19,8 @@ from rollyard.server.rollouts.lease_reports import held_record
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.step import ImageGivenUp, ImageHeld
-from rollyard.store.base import ImageHold, Transaction
+from rollyard.store.base import ImageHold
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.node import ImageChanges, ImageFault, LeaseRef
 
 log = logging.getLogger(__name__)

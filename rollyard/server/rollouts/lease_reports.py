@@ -11,7 +11,8 @@ from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.step import Event, Finished, RunStored, SnapshotTaken, check_fence
-from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot, Transaction, allocation_uid
+from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot, allocation_uid
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.node import LeaseRef, ResultHeader, SnapshotHeader
 
 MAX_SNAPSHOTS_BYTES = 512 << 20

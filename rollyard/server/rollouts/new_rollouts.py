@@ -12,7 +12,8 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.values.image_reference import normal_form
-from rollyard.store.base import QueueRanks, RolloutRecord, Transaction
+from rollyard.store.base import QueueRanks, RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 
 MAX_PER_REQUEST = 4096
 MAX_TASK_BYTES = 1 << 20

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.server.rollouts.step import Effect, Event, RunBegun, step
-from rollyard.store.base import RolloutRecord, Transaction
+from rollyard.store.base import RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 
 WhenRunBegun = Callable[[RolloutKey, int], float | None]
 """Function that takes a rollout and its fence, and returns the Unix seconds at which the holder reported RUN; None

@@ -54,11 +54,11 @@ from rollyard.store.base import (
     ImageHold,
     RolloutFilter,
     RolloutRecord,
-    Transaction,
     VersionBound,
     allocation_uid,
 )
 from rollyard.store.rollout_store import RolloutStore
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.node import Cancel, LeaseRef, ResultHeader, SnapshotHeader
 
 log = logging.getLogger(__name__)

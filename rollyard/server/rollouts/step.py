@@ -17,6 +17,8 @@ follows (table of crashes in ARCHITECTURE.md).
     ImageGivenUp: ends a queued record whose image could not be had for too long.
 
 Each change adds an entry to the record's history in the same step.
+
+One file, so that the drawing and the code that it shows are read together.
 """
 
 from __future__ import annotations

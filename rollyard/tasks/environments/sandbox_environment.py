@@ -10,6 +10,7 @@ import shlex
 import socket
 from typing import Self
 
+from rollyard.core.aio import end_tasks
 from rollyard.core.errors import NodeFault, RollyardError, TaskError
 from rollyard.kinds.task_fields import EnvTask
 from rollyard.sandbox.base import CommandResult
@@ -56,8 +57,7 @@ class SandboxEnvironment(DriverEnvironment):
             made = cls(task, reader, writer, command)
             await made.begin()
         except BaseException:
-            command.cancel()
-            await asyncio.gather(command, return_exceptions=True)
+            await end_tasks(command)
             raise
         finally:
             listener.close()
@@ -66,8 +66,7 @@ class SandboxEnvironment(DriverEnvironment):
     async def close(self) -> None:
         """Leave the process. It ends with its connection, or at the latest with the sandbox."""
         self._writer.close()
-        self._command.cancel()
-        await asyncio.gather(self._command, return_exceptions=True)
+        await end_tasks(self._command)
 
     async def why_ended(self) -> RollyardError:
         return NodeFault(_how_it_ended(self._task, await self._command))

@@ -56,14 +56,12 @@ class ToolCallParser(Protocol):
         `text`: decoded turn with its special tokens, but without the token that ended the turn. If the prompt opened the
         turn's thoughts, its call or its answer, the text begins with the marker that opened them.
         """
-        ...
 
     def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
         """Return the form of a turn that consists of calls of these tools, in the format of vLLM's structural tags.
 
         `single`: one call; else one or more. A parser without this method cannot force calls.
         """
-        ...
 
 
 MakeParser = Callable[[Sequence[dict[str, Any]]], Any]

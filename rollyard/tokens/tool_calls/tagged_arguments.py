@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,11 @@ from rollyard.tokens.tool_calls.call_json import skip_space
 from rollyard.tokens.tool_calls.family_parser import FamilyParser
 
 NAME = re.compile(r"[^\s<>{}\"'=]+")
+
+
+def _compiled(pattern: Callable[[Tags], str]) -> cached_property[re.Pattern[str]]:
+    """Return a property of tags: the pattern, compiled at its first use."""
+    return cached_property(lambda tags: re.compile(pattern(tags)))
 
 
 @dataclass(frozen=True)
@@ -41,25 +46,13 @@ class Tags:
     """Tag in front of one or more calls."""
     group_ends: str = "(?!)"
 
-    @cached_property
-    def opens(self) -> re.Pattern[str]:
-        return re.compile(self.call)
-
-    @cached_property
-    def opens_with_argument(self) -> re.Pattern[str]:
-        return re.compile(rf"(?:{_unnamed(self.call)})\s*+(?:{_unnamed(self.argument)})")
-
-    @cached_property
-    def grouped(self) -> re.Pattern[str]:
-        return re.compile(self.group)
-
-    @cached_property
-    def group_closes(self) -> re.Pattern[str]:
-        return re.compile(rf"\s*(?:{self.group_ends})")
-
-    @cached_property
-    def closes(self) -> re.Pattern[str]:
-        return re.compile(self.call_ends)
+    opens = _compiled(lambda tags: tags.call)
+    opens_with_argument = _compiled(lambda tags: rf"(?:{_unnamed(tags.call)})\s*+(?:{_unnamed(tags.argument)})")
+    grouped = _compiled(lambda tags: tags.group)
+    group_closes = _compiled(lambda tags: rf"\s*(?:{tags.group_ends})")
+    closes = _compiled(lambda tags: tags.call_ends)
+    arguments = _compiled(lambda tags: tags.argument)
+    value_closes = _compiled(lambda tags: tags.value_ends)
 
     @cached_property
     def ends(self) -> re.Pattern[str]:
@@ -71,14 +64,6 @@ class Tags:
     def remains(self) -> re.Pattern[str]:
         """End of a call, with that of its last value or of its group."""
         return re.compile(rf"(?:{self.value_ends})\s*(?:{self.call_ends})|(?:{self.call_ends})\s*(?:{self.group_ends})")
-
-    @cached_property
-    def arguments(self) -> re.Pattern[str]:
-        return re.compile(self.argument)
-
-    @cached_property
-    def value_closes(self) -> re.Pattern[str]:
-        return re.compile(self.value_ends)
 
 
 def _without_tag_lines(text: str) -> str:

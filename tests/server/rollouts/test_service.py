@@ -34,7 +34,8 @@ from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
+from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 from rollyard.wire.node import (

@@ -1,0 +1,215 @@
+"""Calls on rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from rollyard.client.api_client import ApiClient
+from rollyard.client.rollout_path import rollout_path
+from rollyard.core.aio import end_tasks
+from rollyard.core.backoff import Backoff
+from rollyard.core.errors import TooManyRequests, Unavailable
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
+
+if TYPE_CHECKING:
+    from rollyard.wire.columns import Columns
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 30
+SILENCE_SECONDS = 30.0
+"""Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
+
+
+class RolloutClient(ApiClient):
+    async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
+        """Submit rollouts; return their ids in order. A request without an id gets an id here, so retries are safe.
+
+        While the pool's queue is full (`maxQueuedRollouts`), wait without a time limit. For a limit, use `asyncio.timeout`.
+        """
+        named = [r if r.id else evolve(r, id=f"r-{secrets.token_hex(8)}") for r in requests]
+        body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
+        warned = False
+        while True:
+            try:
+                answer = await self._http.json("POST", "/v1/rollouts", query=self._http.query(namespace), body=body)
+                return [row["id"] for row in answer["rollouts"]]
+            except TooManyRequests as error:
+                if not warned:
+                    self._warn(f"the submit waits: {error}")
+                    warned = True
+                await asyncio.sleep(error.retry_after or WAIT_SECONDS)
+
+    async def rollout(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Trajectory | None]:
+        """Return the rollout, and its trajectory if the rollout has ended. Raises NotFound."""
+        view, columns = await self.rollout_columns(id, namespace, wait=wait)
+        return view, await _trajectory(columns) if columns is not None else None
+
+    async def rollout_columns(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Columns | None]:
+        """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
+        from rollyard.client import rollout_answers  # not at the top: most commands need no numpy
+        from rollyard.wire.columns import CONTENT_TYPE
+
+        query = {**self._http.query(namespace), "wait": str(wait)}
+        _, data = await self._http.get_bytes(rollout_path(id), query, CONTENT_TYPE)
+        return rollout_answers.read_rollout(data)
+
+    async def rollout_history(self, id: str, namespace: str | None = None) -> RolloutHistory:
+        """Return the changes of a rollout so far, oldest first. Raises NotFound."""
+        body = await self._http.json("GET", rollout_path(id) + "/history", query=self._http.query(namespace))
+        return RolloutHistory.model_validate(body, extra="ignore")
+
+    async def images_needed(self) -> set[str]:
+        """Return the sandbox images that unfinished rollouts name, and the default images of pools, in all namespaces."""
+        return set((await self._http.json("GET", "/v1/images"))["needed"])
+
+    async def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
+        """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""
+        body = await self._http.json("GET", rollout_path(id) + "/snapshots", query=self._http.query(namespace))
+        return RolloutSnapshots.model_validate(body, extra="ignore").snapshots
+
+    async def snapshot(self, id: str, turn: int, namespace: str | None = None) -> bytes:
+        """Return the snapshot after a turn, a tar archive in zstd. Raises NotFound."""
+        path = f"{rollout_path(id)}/snapshots/{turn}"
+        _, data = await self._http.get_bytes(path, self._http.query(namespace), "application/zstd")
+        return data
+
+    async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
+        """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.
+
+        For a limit, use `asyncio.timeout`. `warn` gets the reason if the rollout waits for something other than its
+        turn in the queue, for example for weights that no model server has.
+        """
+        return await self._wait(id, namespace, set())
+
+    async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
+        """Do the same as `wait`. `warned`: words of reasons for waiting. A reason in this set is
+        not passed to `warn`. A new reason is passed to `warn` and added to the set."""
+        backoff, logged = Backoff(), ""
+        while True:
+            try:
+                async with self._http.waits:
+                    view, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+            except Unavailable as error:
+                if str(error) != logged:  # an error that lasts is logged once
+                    logged = str(error)
+                    log.warning("still waiting for rollout %s: %s", id, error)
+                await backoff.wait(error.retry_after or 0)
+                continue
+            if trajectory is not None:
+                return trajectory
+            if view.waiting is not None and view.waiting.word not in {IN_QUEUE, *warned}:
+                warned.add(view.waiting.word)
+                self._warn(f"rollout {id} waits: {view.waiting}")
+            backoff.reset()
+
+    async def rollouts(
+        self,
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        status: Sequence[str] = (),
+    ) -> AsyncIterator[RolloutView]:
+        """Yield all matching rollouts, in order of arrival."""
+        after: int | None = 0
+        while after is not None:
+            query = self._http.query(namespace, pool=pool, group=group, status=",".join(status), after=str(after))
+            body = await self._http.json("GET", "/v1/rollouts", query=query)
+            for row in body["rollouts"]:
+                yield RolloutView.model_validate(row)
+            after = body["next"]
+
+    async def counts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> dict[str, Any]:
+        """Count the rollouts that are queued, in each stage, and in each terminal status. Return also the mean reward.
+
+        The keys are `queued`, the stages, the statuses, and `reward_mean`.
+        """
+        query = self._http.query(namespace, pool=pool, group=group)
+        counts: dict[str, Any] = await self._http.json("GET", "/v1/rollouts/counts", query=query)
+        return counts
+
+    async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
+        """Cancel a rollout, which ends at once. An ended rollout does not change. Raises NotFound."""
+        return RolloutView.model_validate(
+            await self._http.json("DELETE", rollout_path(id), query=self._http.query(namespace))
+        )
+
+    async def cancel_rollouts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> int:
+        """Cancel all unfinished rollouts of a group or a pool, and return their number.
+
+        Raises BadRequest if neither a group nor a pool is given.
+        """
+        query = self._http.query(namespace, pool=pool, group=group)
+        return int((await self._http.json("DELETE", "/v1/rollouts", query=query))["cancelled"])
+
+    async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
+        """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
+        warned = set[str]()
+        waits = [asyncio.create_task(self._wait(id, namespace, warned)) for id in ids]
+        try:
+            for next_one in asyncio.as_completed(waits):
+                yield await next_one
+        finally:
+            await end_tasks(*waits)
+
+    async def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
+        """Wait until all these rollouts have ended. Return their trajectories in the order of `ids`. Raises NotFound."""
+        found = {t.id: t async for t in self.as_completed(dict.fromkeys(ids), namespace)}
+        return [found[id] for id in ids]
+
+    async def stream(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
+    ) -> AsyncIterator[tuple[int, Trajectory]]:
+        """Yield (cursor, trajectory) of each rollout that has ended since the cursor `after` or ends later.
+
+        Never stop; reconnect after a broken connection.
+        """
+        async for cursor, columns in self.stream_columns(namespace, pool=pool, group=group, after=after):
+            yield cursor, await _trajectory(columns)
+
+    async def stream_columns(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
+    ) -> AsyncIterator[tuple[int, Columns]]:
+        """Do the same as `stream`, with each trajectory as arrays. `wire.columns.join` joins several trajectories."""
+        from rollyard.client import rollout_answers
+        from rollyard.wire.columns import CONTENT_TYPE
+
+        backoff = Backoff()
+        while True:
+            query = self._http.query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
+            try:
+                async with self._http.stream(
+                    "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=CONTENT_TYPE
+                ) as answer:
+                    async for cursor, columns in rollout_answers.read_stream(answer):
+                        backoff.reset()
+                        if columns is not None:
+                            yield cursor, columns
+                            after = cursor
+            except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
+                pass
+            await backoff.wait()
+
+
+async def _trajectory(columns: Columns) -> Trajectory:
+    """Build the trajectory in a thread, so that the trainer's event loop is not blocked."""
+    (found,) = await asyncio.to_thread(columns.trajectories)
+    return found
