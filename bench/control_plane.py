@@ -39,12 +39,13 @@ from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.trajectory import Outcome, Segment, Trajectory
+from rollyard.trajectory.columns import decode, encode
 from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import server_ssl_context
-from rollyard.wire.columns import decode, encode
 from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode
 
 ROOT = Path(__file__).resolve().parents[1]

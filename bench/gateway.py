@@ -34,8 +34,8 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.store.store import Store
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
+from rollyard.trajectory.stored_session import SessionProgress, StoredSession
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.stored_session import SessionProgress, StoredSession
 from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
 

@@ -28,7 +28,7 @@ from rollyard.kinds.rollout import Status
 from rollyard.store.base import RolloutRecord
 from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
-from rollyard.wire.columns import encode
+from rollyard.trajectory.columns import encode
 
 TOKENS = 400
 CHUNK = 1000

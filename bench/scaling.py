@@ -35,11 +35,12 @@ from rollyard.client import AsyncClient
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import RolloutRequest, RunResult, Stage
+from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.node.agent import NodeAgent
 from rollyard.node.lease_run import LeaseRun
 from rollyard.tasks.base import Handler, Score
 from rollyard.tasks.installed_handlers import load_handlers
+from rollyard.trajectory import RunResult
 from rollyard.wire.node import Lease
 
 MEAN_SECONDS = {Stage.INIT: 10.0, Stage.RUN: 206.0, Stage.EVAL: 40.0}

@@ -21,11 +21,13 @@ from pydantic import BaseModel
 from rollyard.api import app
 from rollyard.api.query_parameters import ANY, parameters
 from rollyard.kinds.registry import KINDS
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, RolloutView
 from rollyard.kinds.schema.fields import FieldShape, fields_of
-from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
+from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+from rollyard.trajectory import Trajectory
+from rollyard.trajectory.session import SessionRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = {

@@ -33,8 +33,10 @@ from examples.tiny_policy.families import sample_math
 from rollyard.client import Client
 from rollyard.client.training_rows import TrainingRows, collate
 from rollyard.kinds.base import evolve
-from rollyard.kinds.batch import BatchRequest, BatchView, DatasetRef, Group
+from rollyard.kinds.batch import BatchRequest, BatchView, DatasetRef
 from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Sampling, Task
+from rollyard.trajectory.columns import join
+from rollyard.trajectory.group import Group
 
 POOLS = Path(__file__).with_name("pools.yaml")
 WEAK = ROOT / "examples" / "tiny_policy" / "weak"
@@ -236,7 +238,7 @@ def train(client: Client, options: Options, console: Console) -> list[StepRecord
             laps = Laps()
             groups, view, before = next(steps)
             laps.end("rollouts")
-            rows = collate([g.rollouts for g in groups])
+            rows = collate(join([group.columns for group in groups]))
             progress = (step - 1) / options.steps
             entropy, clipped = trainer.step(rows, options.rate * max(0.0, 1 - progress))
             laps.end("train")

@@ -17,7 +17,7 @@ from rollyard.core.errors import ApiError, Cause, Invalid, NotFound
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest
 from rollyard.server.rollouts.results import turns
 from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot
-from rollyard.wire.frames import framed
+from rollyard.trajectory.frames import framed
 
 MAX_ANCESTORS = 64
 _FIELD = "agent.fork_from"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 from aiohttp import WSMsgType, web
 from pydantic_core import from_json
@@ -28,12 +27,11 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.image_holds import MOST_READY
-from rollyard.server.rollouts.lease_reports import StoredRun
 from rollyard.server.rollouts.results import Upload, split_upload
 from rollyard.server.routing.staleness import allow_under_way
 from rollyard.store.base import allocation_uid
+from rollyard.trajectory.frames import framed, unframed
 from rollyard.wire.base import protocol_refusal
-from rollyard.wire.frames import framed, unframed
 from rollyard.wire.node import (
     CLOSE_FENCED,
     CLOSE_HELLO_EXPECTED,
@@ -71,15 +69,12 @@ MAX_LOGGED = 10
 MAX_MESSAGE_BYTES = 4 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits, also if every namespace and
 id has its greatest length."""
-T = TypeVar("T")
 
 
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/v1/node/connect", _connect),
-        web.put("/v1/node/run", _put_run),
         web.get("/v1/node/run", _get_run),
-        web.put("/v1/node/result", _put_result),
         web.put("/v1/node/runs", _put_runs),
         web.put("/v1/node/results", _put_results),
         web.post("/v1/node/endpoint", _new_endpoint),
@@ -235,23 +230,8 @@ async def _inference_pools(services: Services, agent: ConnectedNodeAgent) -> set
     return {PoolKey(agent.pool.namespace, inference) for inference in pool.spec.inference.values()}
 
 
-async def _put_run(request: web.Request) -> web.Response:
-    run = _run(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
-    (error,) = await request.app[SERVICES].rollouts.store_runs([run], request[CLAIMS].subject)
-    if error is not None:
-        raise error
-    return web.Response(status=204)
-
-
-async def _put_result(request: web.Request) -> web.Response:
-    services = request.app[SERVICES]
-    upload = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
-    await services.rollouts.finish(upload.header, request[CLAIMS].subject, upload.outcome)
-    return web.Response(status=204)
-
-
 async def _put_runs(request: web.Request) -> web.Response:
-    async def store(services: Services, runs: list[StoredRun]) -> Sequence[ApiError | None]:
+    async def store(services: Services, runs: list[Upload]) -> Sequence[ApiError | None]:
         return await services.rollouts.store_runs(runs, request[CLAIMS].subject)
 
     return await _store_uploads(request, _run, store)
@@ -265,19 +245,18 @@ async def _put_results(request: web.Request) -> web.Response:
     return await _store_uploads(request, split_upload, store)
 
 
-def _run(body: bytes) -> StoredRun:
+def _run(body: bytes) -> Upload:
     """Read an uploaded result of RUN. Raises Invalid, TooLarge."""
     upload = split_upload(body)
     if upload.outcome is None or upload.artifact is None:
         raise Invalid("a result of RUN has two frames: the tokens and the artifact")
-    header = upload.header
-    return StoredRun(header.lease, upload.outcome, upload.artifact, frozenset(header.weights_versions), header.timings)
+    return upload
 
 
 async def _store_uploads(
     request: web.Request,
-    read: Callable[[bytes], T],
-    store: Callable[[Services, list[T]], Awaitable[Sequence[ApiError | None]]],
+    read: Callable[[bytes], Upload],
+    store: Callable[[Services, list[Upload]], Awaitable[Sequence[ApiError | None]]],
 ) -> web.Response:
     """Read and store several uploads. For each, the answer has null if the upload was stored, else the `Status` of its
     error."""
@@ -288,7 +267,7 @@ async def _store_uploads(
     if len(bodies) > MAX_RESULTS:
         raise TooLarge(f"one request may have at most {MAX_RESULTS} results, but this one has {len(bodies)}")
     errors: dict[int, ApiError | None] = {}
-    uploads: dict[int, T] = {}
+    uploads: dict[int, Upload] = {}
     for i, body in enumerate(bodies):
         try:
             uploads[i] = read(body)

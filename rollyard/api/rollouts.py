@@ -18,15 +18,15 @@ from rollyard.api.request_checks import check_kinds, check_pools, check_tasks, c
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
 from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
-from rollyard.core.errors import BadRequest, Expired
+from rollyard.core.errors import BadRequest, Expired, NotFound
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import KeptView, Stage, Status
-from rollyard.server.rollouts.results import view
+from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
 from rollyard.store.base import RolloutFilter, RolloutRecord
-from rollyard.wire.columns import CONTENT_TYPE
-from rollyard.wire.frames import framed
+from rollyard.trajectory.columns import CONTENT_TYPE
+from rollyard.trajectory.frames import framed
 
 MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
@@ -41,6 +41,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/rollouts/stream", _stream),
         web.get("/v1/rollouts/{id}", _get),
         web.get("/v1/rollouts/{id}/history", _history),
+        web.get("/v1/rollouts/{id}/artifact", _artifact),
         web.delete("/v1/rollouts", _cancel_matching),
         web.delete("/v1/rollouts/{id}", _cancel),
         web.get("/v1/endings", _endings),
@@ -127,6 +128,22 @@ async def _history(request: web.Request) -> web.Response:
     """Read a rollout's history: leases, stages, endpoints, attempts, end."""
     history = await request.app[SERVICES].rollouts.history(namespace_of(request), request.match_info["id"])
     return web.json_response(history.model_dump(mode="json", exclude_none=True))
+
+
+@accepts("namespace")
+async def _artifact(request: web.Request) -> web.Response:
+    """Read the artifact that EVAL scores: an object of name to text."""
+    services = request.app[SERVICES]
+    record = await services.rollouts.get(namespace_of(request), request.match_info["id"])
+    if record.artifact_deleted:
+        raise Expired(
+            f"the artifact of rollout {record.id!r} is deleted: the pool's artifactTtlSecondsAfterFinished has passed. Its "
+            "trajectory stays. To have an artifact again, submit the task under another id, and raise the setting before"
+        )
+    if record.artifact is None:
+        raise NotFound(f"rollout {record.id!r} has no artifact: it has not come to the end of RUN")
+    data = await services.store.packs.use([record.artifact], lambda blobs: decompress(blobs[0]))
+    return web.Response(body=data, content_type="application/json")
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:

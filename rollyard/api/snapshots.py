@@ -17,7 +17,7 @@ from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
 from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot
-from rollyard.wire.frames import frame_head, framed
+from rollyard.trajectory.frames import frame_head, framed
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
 
 CONTENT_TYPE = "application/zstd"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -10,9 +11,9 @@ from aiohttp import hdrs, web
 from aiohttp.payload import BytesIOPayload
 
 from rollyard.api.services import Services
-from rollyard.server.rollouts.results import decompress, trajectory, trajectory_columns
+from rollyard.server.rollouts.results import decompress, trajectory
 from rollyard.store.base import RolloutRecord
-from rollyard.wire.columns import CONTENT_TYPE, join
+from rollyard.trajectory.columns import CONTENT_TYPE, Columns, join
 
 T = TypeVar("T")
 
@@ -25,18 +26,14 @@ def wants_columns(request: web.Request) -> bool:
 
 async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
     """Return the trajectory of an ended rollout as JSON. Raises Unavailable if the stored result cannot be read."""
-    return await _use_outcomes(services, [record], lambda outcomes: trajectory(record, outcomes[0]))
+    return await _use_columns(services, [record], lambda columns: columns.documents()[0])
 
 
 async def trajectories_file(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any] | None = None
 ) -> bytes:
     """Return a file with the trajectories of ended rollouts, in order. `about`: the other fields of the response."""
-
-    def made(outcomes: list[bytes | None]) -> bytes:
-        return join(list(map(trajectory_columns, records, outcomes)), about).to_bytes()
-
-    return await _use_outcomes(services, records, made)
+    return await _use_columns(services, records, lambda columns: replace(columns, about=about or {}).to_bytes())
 
 
 async def columns_response(
@@ -50,14 +47,12 @@ async def columns_response(
     return web.Response(body=BytesIOPayload(BytesIO(data), content_type=CONTENT_TYPE))
 
 
-async def _use_outcomes(
-    services: Services, records: Sequence[RolloutRecord], use: Callable[[list[bytes | None]], T]
-) -> T:
-    """Call `use(outcomes)` in a thread, and return its result. `outcomes` has one entry for each record: the stored
-    outcome, unpacked, or None if none is stored."""
+async def _use_columns(services: Services, records: Sequence[RolloutRecord], use: Callable[[Columns], T]) -> T:
+    """Call `use` in a thread with the trajectories of these ended rollouts, and return its result."""
 
     def unpacked(frames: list[bytes]) -> T:
         rest = iter(frames)
-        return use([decompress(next(rest)) if record.result is not None else None for record in records])
+        outcomes = [decompress(next(rest)) if record.result is not None else None for record in records]
+        return use(join(list(map(trajectory, records, outcomes))))
 
     return await services.store.packs.use([r.result for r in records if r.result is not None], unpacked)

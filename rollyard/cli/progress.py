@@ -15,7 +15,8 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import RollyardError, Unavailable
 from rollyard.kinds.base import Reason
-from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, RolloutView, Stage, Status, Trajectory
+from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, RolloutView, Stage, Status
+from rollyard.trajectory import Trajectory
 
 POLL_SECONDS = 1.0
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)

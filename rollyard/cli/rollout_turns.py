@@ -11,7 +11,8 @@ from rollyard.cli.progress import state_line
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.attachment import turns as live_turns
 from rollyard.core.errors import Conflict, Incompatible, RequestTimeout, Unavailable
-from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory, Turn
+from rollyard.kinds.rollout import RolloutView, Stage, Status
+from rollyard.trajectory import Trajectory, Turn
 from rollyard.wire.attach import AttachKind, Start
 
 WAIT_SECONDS = 1.0

@@ -24,7 +24,8 @@ from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sa
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import RollyardError
-from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status, Trajectory
+from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status
+from rollyard.trajectory import Trajectory
 
 STATUSES = [status.value for status in Status]
 ON_THE_WAY = [status.value for status in Status if not status.terminal]
@@ -228,6 +229,10 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     click.echo("\n" + "\n".join(history_lines(await client.rollout_history(id, namespace))))
     if found := await client.snapshots(id, namespace):
         click.echo("\n" + "\n".join(snapshot_lines(found)))
+    if view.artifact == "Deleted":
+        click.echo(
+            "\nIts artifact is deleted (artifactTtlSecondsAfterFinished of the pool): it cannot be scored again."
+        )
     if trajectory:
         click.echo(printable("\n" + "\n".join(transcript(trajectory))))
 

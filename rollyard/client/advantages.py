@@ -44,11 +44,11 @@ ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "mean_baseline": mean_baseline
 """The functions by name, for `training_rows.collate`."""
 
 
-def group_advantages(rewards: Sequence[float | None], kind: str = "grpo") -> NDArray[np.float64]:
+def group_advantages(rewards: Sequence[float | None] | NDArray[np.float64], kind: str = "grpo") -> NDArray[np.float64]:
     """Return the advantages of one group, by the function named `kind`. Raises ValueError for an unknown name."""
     if kind not in ADVANTAGES:
         raise ValueError(f"unknown advantages {kind!r}; choose one of {', '.join(ADVANTAGES)}")
-    return ADVANTAGES[kind]([np.nan if r is None else r for r in rewards])
+    return ADVANTAGES[kind](np.array(rewards, np.float64))
 
 
 def _deviations(rewards: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:

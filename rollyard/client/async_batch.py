@@ -7,14 +7,17 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rollyard.client.batch_client import BatchClient
 from rollyard.client.batch_progress import BatchProgress
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.batch import BatchRequest, BatchView, Group
+from rollyard.kinds.batch import BatchRequest, BatchView
+
+if TYPE_CHECKING:
+    from rollyard.trajectory.group import Group
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 30.0

@@ -17,9 +17,10 @@ from rollyard.client.weights_push import WeightsPush
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.batch import BatchRequest
-from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
+from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.kinds.token import RotationResult
 from rollyard.kinds.weights import Mode
+from rollyard.trajectory.session import SessionRecord
 from rollyard.wire.attach import Start
 
 log = logging.getLogger(__name__)

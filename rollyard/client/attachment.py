@@ -12,7 +12,7 @@ from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.rollout_path import rollout_path
 from rollyard.client.server_connection import ServerConnection
 from rollyard.core.errors import BadRequest, Incompatible, Unavailable, connection_failure_text, error_from_reason
-from rollyard.kinds.rollout import Turn
+from rollyard.trajectory import Turn
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
     MAX_MESSAGE_BYTES,

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollyard.client.api_client import ApiClient
-from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, GroupPage
+from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView
 from rollyard.kinds.rollout import Task
 
 if TYPE_CHECKING:
-    from rollyard.wire.columns import Columns
+    from rollyard.trajectory.columns import Columns
+    from rollyard.trajectory.group import GroupPage
 
 
 class BatchClient(ApiClient):
@@ -83,10 +84,9 @@ class BatchClient(ApiClient):
         Raises NotFound. Raises Expired if rollouts of these groups are deleted, or if the batch has delivered fewer
         groups than `after`.
         """
-        from rollyard.client import rollout_answers
+        from rollyard.trajectory.group import group_page
 
-        columns = await self.groups_columns(id, namespace, after=after, wait=wait, limit=limit)
-        return await asyncio.to_thread(rollout_answers.group_page, columns)
+        return group_page(await self.groups_columns(id, namespace, after=after, wait=wait, limit=limit))
 
     async def groups_columns(
         self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
@@ -96,7 +96,7 @@ class BatchClient(ApiClient):
         In the returned columns, `about["groups"]` lists the fields of each group; the field `rollouts` is the number of
         the group's trajectories. `about["next"]` is the value of `after` for the next page. Raises NotFound, Expired.
         """
-        from rollyard.wire.columns import CONTENT_TYPE, decode
+        from rollyard.trajectory.columns import CONTENT_TYPE, decode
 
         query = self._http.query(namespace, after=str(after), wait=str(wait), limit=str(limit))
         _, data = await self._http.get_bytes(f"/v1/batches/{id}/groups", query, CONTENT_TYPE)

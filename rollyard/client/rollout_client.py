@@ -16,12 +16,13 @@ from rollyard.core.aio import end_tasks
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
+from rollyard.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from rollyard.wire.columns import Columns
+    from rollyard.trajectory.columns import Columns
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class RolloutClient(ApiClient):
     ) -> tuple[RolloutView, Columns | None]:
         """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
         from rollyard.client import rollout_answers  # not at the top: most commands need no numpy
-        from rollyard.wire.columns import CONTENT_TYPE
+        from rollyard.trajectory.columns import CONTENT_TYPE
 
         query = {**self._http.query(namespace), "wait": str(wait)}
         _, data = await self._http.get_bytes(rollout_path(id), query, CONTENT_TYPE)
@@ -71,6 +72,14 @@ class RolloutClient(ApiClient):
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""
         body = await self._http.json("GET", rollout_path(id) + "/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
+
+    async def artifact(self, id: str, namespace: str | None = None) -> dict[str, str]:
+        """Return the artifact that EVAL scores, name -> text. Raises NotFound before the end of RUN, and Expired if the
+        artifact is deleted (`artifactTtlSecondsAfterFinished` of the pool)."""
+        found: dict[str, str] = await self._http.json(
+            "GET", rollout_path(id) + "/artifact", query=self._http.query(namespace)
+        )
+        return found
 
     async def images_needed(self) -> set[str]:
         """Return the sandbox images that unfinished rollouts name, and the default images of pools, in all namespaces."""
@@ -188,9 +197,9 @@ class RolloutClient(ApiClient):
     async def stream_columns(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Columns]]:
-        """Do the same as `stream`, with each trajectory as arrays. `wire.columns.join` joins several trajectories."""
+        """Do the same as `stream`, with each trajectory as arrays. `trajectory.columns.join` joins several trajectories."""
         from rollyard.client import rollout_answers
-        from rollyard.wire.columns import CONTENT_TYPE
+        from rollyard.trajectory.columns import CONTENT_TYPE
 
         backoff = Backoff()
         while True:

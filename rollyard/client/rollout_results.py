@@ -7,7 +7,8 @@ import logging
 from rollyard.client import AsyncClient
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Unavailable
-from rollyard.kinds.rollout import RolloutRequest, Trajectory
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 

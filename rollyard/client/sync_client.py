@@ -7,16 +7,19 @@ import functools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.aio import end_tasks
-from rollyard.kinds.batch import BatchRequest, BatchView, Group
-from rollyard.kinds.rollout import Trajectory
+from rollyard.kinds.batch import BatchRequest, BatchView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
+from rollyard.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollyard.trajectory.group import Group
 
 A = TypeVar("A")
 Original = TypeVar("Original", covariant=True)
@@ -117,6 +120,7 @@ class Client(Blocking[AsyncClient]):
     rollout = blocking(AsyncClient.rollout)
     rollout_columns = blocking(AsyncClient.rollout_columns)
     rollout_history = blocking(AsyncClient.rollout_history)
+    artifact = blocking(AsyncClient.artifact)
     images_needed = blocking(AsyncClient.images_needed)
     snapshots = blocking(AsyncClient.snapshots)
     snapshot = blocking(AsyncClient.snapshot)

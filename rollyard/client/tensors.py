@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollyard.wire.columns import Columns
+from rollyard.trajectory.columns import Columns
 
 if TYPE_CHECKING:
     import torch

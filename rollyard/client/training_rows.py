@@ -1,4 +1,4 @@
-"""Padded arrays for training, from groups of trajectories: one row for each segment.
+"""Padded arrays for training, from the columns of groups of trajectories: one row for each segment.
 
 If an agent rewrote the conversation's history, the rollout has several segments. Each segment is a separate sequence
 with the rollout's advantage. PPO, GRPO and DAPO can use these arrays; the trainer computes the loss.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollyard.client.advantages import group_advantages
-from rollyard.kinds.rollout import Segment, Trajectory
+from rollyard.trajectory.array_file import Array
+from rollyard.trajectory.columns import Columns
+
+N = TypeVar("N", np.int64, np.int32, np.float32)
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,9 @@ class TrainingRows:
     rewards: NDArray[np.float64]
     advantages: NDArray[np.float64]
     group: NDArray[np.int32]
-    """Index of the row's group in the argument of `collate`."""
+    """Number of the row's group. The groups that the server made are numbered in the order of the columns."""
     rollout: NDArray[np.int32]
-    """Index of the row's rollout, counted over all groups. Rows of one rollout have the same index."""
+    """Index of the row's rollout in the columns. Rows of one rollout have the same index."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -43,52 +48,64 @@ class TrainingRows:
 
 
 def collate(
-    groups: Sequence[Sequence[Trajectory]], *, advantages: str = "grpo", pad_id: int = 0, max_length: int | None = None
+    columns: Columns,
+    *,
+    groups: Sequence[int] | None = None,
+    advantages: str = "grpo",
+    pad_id: int = 0,
+    max_length: int | None = None,
 ) -> TrainingRows:
-    """Make the arrays. A rollout without a reward gets no row, and its group's advantages are computed without it. A
-    segment without a sampled token gets no row either: a mean over its tokens to train on would be 0 / 0.
+    """Make the arrays. `columns`: the rollouts of one or more groups; `trajectory.columns.join` joins the `columns` of
+    groups, and `columns_of` makes columns of trajectories. `groups`: number of each rollout's group, from 0. Default: the
+    groups that the server made; a rollout without a group is then a group of its own.
+
+    A rollout without a reward gets no row, and its group's advantages are computed without it. A segment without a sampled
+    token gets no row either: a mean over its tokens to train on would be 0 / 0.
 
     `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out as a
     whole, because a cut segment would train on half of an action. Raises ValueError if no row is left.
     """
-    rows: list[tuple[int, int, float, float, Segment]] = []
-    number = 0
-    for position, group in enumerate(groups):
-        gains = group_advantages([t.reward for t in group], advantages)
-        for trajectory, advantage in zip(group, gains, strict=True):
-            if trajectory.reward is not None:
-                for segment in trajectory.segments:
-                    if any(segment.loss_mask) and (max_length is None or len(segment.token_ids) <= max_length):
-                        rows.append((position, number, trajectory.reward, float(advantage), segment))
-            number += 1
-    if not rows:
+    rewards, group = columns.rewards, np.array(_groups(columns) if groups is None else groups, np.int32)
+    gains = np.zeros(len(columns))
+    for number in range(group.max(initial=-1) + 1):
+        gains[group == number] = group_advantages(rewards[group == number], advantages)
+    rollouts = np.repeat(np.arange(len(columns), dtype=np.int32), np.diff(columns.sample_segment_offsets))
+    lengths = np.diff(columns.segment_offsets)
+    sampled = np.diff(np.append(0, np.cumsum(columns.loss_mask != 0))[columns.segment_offsets])
+    used = (sampled > 0) & ~np.isnan(rewards[rollouts])
+    if max_length is not None:
+        used &= lengths <= max_length
+    if not used.any():
         raise ValueError(
             "no rollout has a reward and a segment to train on that fits; look at their `status` and `error`"
         )
-    return _padded(rows, pad_id)
+    rollout, tokens = rollouts[used], np.repeat(used, lengths)
+    there = np.arange(lengths[used].max()) < lengths[used][:, None]
 
+    def padded(values: Array, fill: int, kind: type[N]) -> NDArray[N]:
+        found = np.full(there.shape, fill, kind)
+        found[there] = values[tokens]  # the tokens of the rows follow one another, as they do in the columns
+        return found
 
-def _padded(rows: Sequence[tuple[int, int, float, float, Segment]], pad_id: int) -> TrainingRows:
-    shape = len(rows), max(len(segment.token_ids) for *_, segment in rows)
-    input_ids, attention_mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
-    loss_mask, logprobs = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    weights_version, numbers = np.full(shape, -1, np.int32), dict[str | None, int]()
-    for i, (*_, segment) in enumerate(rows):
-        n = len(segment.token_ids)
-        input_ids[i, :n], attention_mask[i, :n], loss_mask[i, :n] = segment.token_ids, 1, segment.loss_mask
-        logprobs[i, :n] = [0.0 if logprob is None else logprob for logprob in segment.logprobs]
-        weights_version[i, :n] = [
-            -1 if version is None else numbers.setdefault(version, len(numbers)) for version in segment.weights_version
-        ]
+    seen = np.zeros(len(columns.versions) + 1, bool)
+    seen[columns.weights_version[tokens]] = True
+    numbers = np.cumsum(seen) - 1
+    numbers[-1] = -1  # the index of a token that was not sampled
     return TrainingRows(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        loss_mask=loss_mask,
-        logprobs=logprobs,
-        weights_version=weights_version,
-        versions=tuple(str(version) for version in numbers),
-        rewards=np.array([reward for _, _, reward, _, _ in rows]),
-        advantages=np.array([advantage for _, _, _, advantage, _ in rows]),
-        group=np.array([position for position, *_ in rows], np.int32),
-        rollout=np.array([number for _, number, *_ in rows], np.int32),
+        input_ids=padded(columns.token_ids, pad_id, np.int64),
+        attention_mask=there.astype(np.int64),
+        loss_mask=padded(columns.loss_mask, 0, np.int64),
+        logprobs=padded(columns.logprobs, 0, np.float32),
+        weights_version=padded(numbers[columns.weights_version], -1, np.int32),
+        versions=tuple(compress(columns.versions, seen)),
+        rewards=rewards[rollout],
+        advantages=gains[rollout],
+        group=group[rollout],
+        rollout=rollout,
     )
+
+
+def _groups(columns: Columns) -> list[int]:
+    numbers: dict[Any, int] = {}
+    names = ((s["namespace"], s["group"]) if s["group"] is not None else i for i, s in enumerate(columns.samples))
+    return [numbers.setdefault(name, len(numbers)) for name in names]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
-from rollyard.kinds.rollout import ID_PATTERN, AgentSpec, Budgets, RolloutRequest, Sampling, Task, Trajectory
+from rollyard.kinds.rollout import ID_PATTERN, AgentSpec, Budgets, RolloutRequest, Sampling, Task
 from rollyard.kinds.weights import VERSION_PATTERN
 
 MAX_TASKS = 100_000
@@ -323,37 +323,3 @@ class DatasetView(WireModel):
     created_at: float
     history: DatasetHistory | None = None
     """History of the dataset's tasks; null in lists."""
-
-
-class Group(WireModel):
-    """Delivered group: the n rollouts of one task, by sample index."""
-
-    delivery: int
-    """Position among the batch's delivered groups, from 1. Pass the last position as `after` to get the next groups."""
-    id: str
-    task_index: int
-    """Index of the task in its source."""
-    drawn_at: float
-    staleness: int | None = None
-    """Number of training steps between the draw of the group and the step that uses the group. This number bounds
-    the staleness of each token of the group if the trainer updates the weights before it acknowledges a step."""
-    rollouts: list[Trajectory]
-    """All n rollouts. A rollout that ended Failed, InfraFailed or Cancelled has `reward: null`."""
-
-    @property
-    def rewards(self) -> list[float | None]:
-        return [rollout.reward for rollout in self.rollouts]
-
-
-class GroupPage(WireModel):
-    """Answer of GET /v1/batches/ID/groups."""
-
-    groups: list[Group]
-    next: int
-    """Value of `after` for the next page."""
-    batch: BatchView
-
-    @property
-    def last(self) -> bool:
-        """Whether no further group will follow."""
-        return self.next >= self.batch.delivered and self.batch.all_delivered

@@ -1,4 +1,4 @@
-"""Rollouts for trainers: request, record, trajectory. The fields are snake_case, because trainers are Python programs.
+"""Rollouts for trainers: request and view. The fields are snake_case, because trainers are Python programs.
 
 A rollout is one accepted request for one trajectory of one task. It may take several attempts. Each rollout ends in
 exactly one terminal record.
@@ -6,7 +6,6 @@ exactly one terminal record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -305,116 +304,6 @@ class RolloutError(WireModel):
         return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 
-class Timings(WireModel):
-    """Seconds in each stage of the last attempt; null for a stage that was not reached."""
-
-    queued: float | None = None
-    init: float | None = None
-    run: float | None = None
-    eval: float | None = None
-
-
-class Segment(WireModel):
-    """One unbroken token sequence. The four arrays have the same length.
-
-    `loss_mask[i]` is 1 if the policy sampled token i. For other tokens `logprobs[i]` and `weights_version[i]` are null.
-    `logprobs` are natural logarithms of probabilities. With `sampling.logprobs: raw` the distribution is the model's
-    own, with `processed` the distribution that the token was drawn from.
-    """
-
-    token_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float | None]
-    weights_version: list[str | None]
-    prompt_length: int
-    """Number of tokens before the first sampled token."""
-    extras: dict[str, Any] = {}
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        n = len(self.token_ids)
-        if not (n == len(self.loss_mask) == len(self.logprobs) == len(self.weights_version)):
-            raise ValueError("token_ids, loss_mask, logprobs and weights_version must have the same length")
-        for sampled, logprob, version in zip(self.loss_mask, self.logprobs, self.weights_version, strict=True):
-            if bool(sampled) != (logprob is not None) or bool(sampled) != (version is not None):
-                raise ValueError("logprobs and weights_version must be null exactly where loss_mask is 0")
-        return self
-
-
-def sampled_tokens(segments: Sequence[Segment]) -> int:
-    """Number of sampled tokens. Trainers learn from these tokens only."""
-    return sum(sum(segment.loss_mask) for segment in segments)
-
-
-def most_sampled(segments: Sequence[Segment]) -> int | None:
-    """Return the index of the segment with the most sampled tokens; None if no token was sampled.
-
-    It is the best choice for a trainer that takes one sequence of a rollout, or wants each turn's prompt to begin with
-    all tokens before it. The latter holds within one segment.
-    """
-    counts = [sum(segment.loss_mask) for segment in segments]
-    return counts.index(max(counts)) if any(counts) else None
-
-
-class Turn(WireModel):
-    """One model call, and the tool results or the environment's reply that followed. The text is for people; the tokens
-    are in the segments."""
-
-    segment: int
-    prompt_length: int
-    response_length: int
-    text: str
-    finish_reason: str
-    tool_calls: list[dict[str, Any]] = []
-    tool_results: list[str] = []
-    timings: dict[str, float] = {}
-    """Seconds of the turn by part: `model`, `tools`, `environment`."""
-    observation: str | None = None
-    """Text with which the task's environment replied; null if it did not reply. A reply that ends the conversation is not
-    shown to the model."""
-    reward: float | None = None
-    """Reward that the task's environment gave for the turn; null if it gave none."""
-    constraint: str | None = None
-    """Form to which the turn was constrained while it was sampled, such as `json_schema` or `tool_calls`; null: none."""
-
-
-class Outcome(WireModel):
-    """Outcome of one rollout. The node agent uploads it; the server stores it with the rollout's identity."""
-
-    status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
-    reward: float | None = None
-    metrics: dict[str, float] = {}
-    notes: list[str] = []
-    """Reasons for the reward, in sentences for people."""
-    segments: list[Segment] = []
-    turns: list[Turn] = []
-    timings: Timings = shared(Timings())
-    breaks: dict[str, int] = {}
-    """Number of breaks of the token prefix, by cause."""
-    endpoint: str | None = None
-    node: str | None = None
-    error: RolloutError | None = None
-    harness_output: str | None = None
-    """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
-    cut_short: str | None = None
-    """Sentence that says which limit ended the agent's work. Null if none did."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.reward is not None and not self.status.scored:
-            raise ValueError(f"a rollout that ended {self.status} has no reward")
-        return self
-
-
-class RunResult(WireModel):
-    """Result of RUN: the outcome so far, and the artifact that EVAL scores. Any node can score the artifact, any number of
-    times."""
-
-    outcome: Outcome
-    artifact: dict[str, str]
-    """Name -> text, as the handler's `collect` returned it. The server limits the size of the artifact."""
-
-
 class KeptView(WireModel):
     """Sandbox of a failed attempt, which stays for people who look into it."""
 
@@ -459,36 +348,5 @@ class RolloutView(WireModel):
     a text, `Word: sentence (since ...)`. The word is from a fixed set."""
     kept: KeptView | None = None
     """Sandbox of a failed attempt that is kept. Null in lists."""
-
-
-class Trajectory(WireModel):
-    """Whole result of a rollout, for trainers."""
-
-    harness_output: str | None = None
-    """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
-    cut_short: str | None = None
-    """Sentence that says which limit ended the agent's work. Null if none did."""
-
-    forked_from: ForkPoint | None = None
-    """Turn of another rollout from which this one went on. All tokens up to there have a loss mask of 0 here; the other
-    rollout has them with logprobs."""
-
-    id: str
-    namespace: str = "default"
-    group: str | None
-    sample_index: int
-    attempt: int
-    mode: str = "train"
-    status: Status
-    reward: float | None
-    metrics: dict[str, float]
-    notes: list[str] = []
-    """Reasons for the reward, in sentences for people, at most 2,000 characters in all. The model never sees them."""
-    task: Task
-    segments: list[Segment]
-    turns: list[Turn]
-    timings: Timings
-    breaks: dict[str, int] = {}
-    endpoint: str | None
-    node: str | None
-    error: RolloutError | None
+    artifact: Literal["Kept", "Deleted"] | None = None
+    """Whether the artifact that EVAL scores is still stored. Null if the rollout has left none."""

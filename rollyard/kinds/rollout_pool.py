@@ -129,6 +129,9 @@ class RolloutPoolSpec(KindModel):
     """Seconds for which the record and the trajectory of a rollout are kept after its end. The rollouts of a batch's
     delivered groups are kept for this time after the end of the batch. But a group that the trainer has acknowledged is
     deleted one hour after the acknowledgement. The default is 30 days."""
+    artifact_ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10**10)
+    """Seconds for which the artifact of a rollout is kept after its end, if the rollout is kept longer. Null: as long as
+    the rollout. A rollout without its artifact keeps its trajectory, and cannot be scored again."""
     renewal: Renewal = Renewal()
     """Replacement of allocations before their walltime ends."""
 

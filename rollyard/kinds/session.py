@@ -1,4 +1,4 @@
-"""Sessions of external agents: request, view, trajectory."""
+"""Sessions of external agents: request and view."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
-from rollyard.kinds.rollout import RolloutId, Sampling, Segment, Turn
+from rollyard.kinds.rollout import RolloutId, Sampling
 from rollyard.kinds.weights import VERSION_PATTERN
 
 IDLE_SECONDS, MAX_IDLE_SECONDS = 900.0, 14_400.0
@@ -70,19 +70,3 @@ class SessionOpened(SessionView):
     """Base URL for clients of Anthropic's API. Such clients append `/v1` themselves."""
     key: str
     """Token of this session only, for `Authorization: Bearer` or `x-api-key`."""
-
-
-class SessionTrajectory(WireModel):
-    """Record of the session so far, in the shape of a rollout's trajectory."""
-
-    segments: list[Segment]
-    turns: list[Turn]
-    breaks: dict[str, int]
-    """Cause -> number of calls that could not continue a segment for this cause."""
-
-
-class SessionRecord(WireModel):
-    """Answer to GET and to close."""
-
-    session: SessionView
-    trajectory: SessionTrajectory

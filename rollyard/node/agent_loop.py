@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rollyard.core.errors import ContextExceeded
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.tool_execution import Tools
 from rollyard.tasks import tool_schemas
 from rollyard.tasks.base import Environment, Reply
@@ -22,6 +22,7 @@ from rollyard.tokens.constraint import STRUCTURED, is_constrained
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import ParsedTurn
+from rollyard.trajectory import Turn
 
 
 class Policy(Protocol):

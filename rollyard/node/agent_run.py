@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rollyard.core.errors import StageTimeout
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
-from rollyard.kinds.rollout import ForkPoint, Outcome, Segment, Status, Turn
+from rollyard.kinds.rollout import ForkPoint, Status
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.fork import go_on_from
 from rollyard.node.harness import Harness
@@ -25,6 +25,7 @@ from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.tool_calls import parser_for
+from rollyard.trajectory import Outcome, Segment, Turn
 from rollyard.wire.node import Lease
 from rollyard.wire.tool_proof import ToolProof
 

@@ -27,11 +27,12 @@ from rollyard.core.errors import (
     Unavailable,
     connection_failure_text,
 )
-from rollyard.kinds.rollout import Stage, Turn
+from rollyard.kinds.rollout import Stage
 from rollyard.node.kept_sandboxes import Kept
 from rollyard.node.lease_run import LeaseRun
 from rollyard.sandbox.program import Program, ProgramRefused, ProgramSpec
 from rollyard.tasks.tool_schemas import shorten
+from rollyard.trajectory import Turn
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
     MAX_MESSAGE_BYTES,

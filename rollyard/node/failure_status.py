@@ -5,7 +5,8 @@ from __future__ import annotations
 from rollyard.core.errors import NothingSampled, RollyardError, StageTimeout
 from rollyard.kinds.base import evolve
 from rollyard.kinds.failure_table import ending_of
-from rollyard.kinds.rollout import Outcome, Stage, Status
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.trajectory import Outcome
 
 
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:

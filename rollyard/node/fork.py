@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollyard.core.errors import SnapshotUnusable
-from rollyard.kinds.rollout import ForkPoint, Outcome, Segment, Turn
+from rollyard.kinds.rollout import ForkPoint
 from rollyard.node.agent_loop import AgentProgress
+from rollyard.trajectory import Outcome, Segment, Turn
 
 
 def go_on_from(run: AgentProgress, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:

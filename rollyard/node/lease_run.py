@@ -35,7 +35,7 @@ from rollyard.core.errors import (
 )
 from rollyard.images.cache import LocalImage
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings, Turn, sampled_tokens
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.host_pattern import HostPattern
@@ -59,6 +59,7 @@ from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.tasks.installed_handlers import Handlers
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
+from rollyard.trajectory import Outcome, RunResult, Timings, Turn, sampled_tokens
 from rollyard.wire.node import Lease, LeaseRef
 from rollyard.wire.tool_proof import ToolProof
 

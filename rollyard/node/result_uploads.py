@@ -18,11 +18,12 @@ from rollyard.client.server_link import ServerLink, error_from_status, raise_for
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.failure_table import RESULT_REFUSED
-from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Outcome, RunResult, Stage, sampled_tokens
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Stage
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.node.upload_queue import UploadQueue
-from rollyard.wire.columns import CONTENT_TYPE, Columns, columns_of, decode
-from rollyard.wire.frames import framed, unframed
+from rollyard.trajectory import Outcome, RunResult, sampled_tokens
+from rollyard.trajectory.columns import CONTENT_TYPE, Columns, columns_of, decode
+from rollyard.trajectory.frames import framed, unframed
 from rollyard.wire.node import MAX_RESULTS, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,7 @@ REQUEST_SECONDS = 120.0
 SHORT_TURNS, SHORT_TOKENS = 8, 1024
 """Greatest numbers of turns and tokens of an outcome that is encoded on the event loop."""
 SNAPSHOT = "/v1/node/snapshot"
-RUN, RESULT = "/v1/node/run", "/v1/node/result"
-"""Paths for a request with one upload. With an `s` at the end they are the paths for a request with several uploads."""
+RUN, RUNS, RESULTS = "/v1/node/run", "/v1/node/runs", "/v1/node/results"
 SMALL_BYTES = 64 << 10
 """Greatest size of an upload that shares a request with others. A larger upload gets a request of its own at once, even
 while another request is under way."""
@@ -44,7 +44,7 @@ class ResultUploads:
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
-        self._queues = {path: UploadQueue(partial(self._send, path + "s")) for path in (RUN, RESULT)}
+        self._queues = {path: UploadQueue(partial(self._send, path)) for path in (RUNS, RESULTS)}
         self._compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
         """Compressor of the event loop's thread. The compressor is kept, because making one takes ten times as long as
         compressing a short result."""
@@ -57,17 +57,17 @@ class ResultUploads:
         TooLarge if the server refuses the result."""
         if sum(len(text.encode()) for text in result.artifact.values()) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
-        await self._put(RUN, ref, result.outcome, result.artifact)
+        await self._put(RUNS, ref, result.outcome, result.artifact)
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
         """Upload the end of the rollout, at EVAL without its tokens, which the server has. If the server refuses it, a
         failure is uploaded instead, so that the rollout ends."""
         try:
-            await self._put(RESULT, ref, outcome)
+            await self._put(RESULTS, ref, outcome)
         except (Invalid, TooLarge) as error:
             log.error("the result of %s was refused: %s", ref.id, error)
             refusal = RESULT_REFUSED.error(ref.stage, str(error))
-            await self._put(RESULT, ref, Outcome(status=RESULT_REFUSED.status, node=outcome.node, error=refusal))
+            await self._put(RESULTS, ref, Outcome(status=RESULT_REFUSED.status, node=outcome.node, error=refusal))
 
     async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
         """Upload a snapshot of a sandbox. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
@@ -109,7 +109,7 @@ class ResultUploads:
             await backoff.wait()
 
     async def _put(self, path: str, ref: LeaseRef, outcome: Outcome, artifact: dict[str, str] | None = None) -> None:
-        if path == RESULT and ref.stage is Stage.EVAL:
+        if path == RESULTS and ref.stage is Stage.EVAL:
             data = _header(ref, outcome)
         elif artifact is None and _is_short(outcome):
             data = _upload(ref, outcome, artifact, self._compressor)
@@ -125,8 +125,10 @@ class ResultUploads:
             try:
                 if together:
                     await self._queues[path].put(data, MAX_RESULTS)
-                else:
+                elif path == SNAPSHOT:
                     await self._request(path, data)
+                elif (error := (await self._send(path, [data]))[0]) is not None:
+                    raise error
                 return
             except (Fenced, Invalid, TooLarge):
                 raise
@@ -146,6 +148,8 @@ class ResultUploads:
                 raise ValueError(f"{len(errors)} results for {len(uploads)} uploads")
             return errors
         except (Invalid, TooLarge) as refusal:  # the whole request was refused; `_put` then sends each result alone
+            if len(uploads) == 1:
+                raise
             raise Unavailable(f"the server refused {len(uploads)} results in one request: {refusal}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"the server's answer to {path} cannot be read: {error}") from None

@@ -33,7 +33,7 @@ class StoredSnapshot:
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """A rollout's durable state. After the insert only `server.rollouts.step` changes a record. The store itself sets
-    `cursor`, and changes `result` and `artifact` when it moves their blobs to another pack."""
+    `cursor`, changes `result` and `artifact` when it moves their blobs to another pack, and deletes old artifacts."""
 
     namespace: str
     id: str
@@ -78,7 +78,7 @@ class RolloutRecord:
     result: BlobRef | None = None
     """The stored tokens of RUN, as an `Outcome`; None before the end of RUN, or if the rollout ended without any."""
     artifact: BlobRef | None = None
-    """Artifact that EVAL scores; None before the end of RUN. It is kept as long as the rollout, which can be scored again."""
+    """Artifact that EVAL scores; None before the end of RUN, and after the pool's `artifactTtlSecondsAfterFinished`."""
     reward: float | None = None
     error: RolloutError | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -111,6 +111,11 @@ class RolloutRecord:
     @property
     def pool_key(self) -> PoolKey:
         return PoolKey(self.namespace, self.pool)
+
+    @property
+    def artifact_deleted(self) -> bool:
+        """Whether the rollout had an artifact. Each rollout that reaches EVAL has one, and stays at EVAL."""
+        return self.artifact is None and self.stage is Stage.EVAL and self.status.terminal
 
     @property
     def leased(self) -> bool:

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-COMPACT_BELOW = 0.25
-"""A pack is compacted if less than this share of its bytes is needed. A low limit wastes little space, because most
-results in a pack expire at about the same time."""
+COMPACT_BELOW = 0.5
+"""A pack is compacted if less than this share of its bytes is needed: when its artifacts are deleted before its results,
+its results alone may be a third of it."""
 MOVED_BYTES = 4 << 20
 """When at least this many bytes of blobs are collected, one transaction moves them. Other writes can run between two
 such transactions."""

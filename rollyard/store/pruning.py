@@ -1,10 +1,9 @@
-"""Deletion of ended rollouts, and of packs (files of stored results) that are no longer needed. Each step is one
-transaction or one unlink.
+"""Deletion of ended rollouts, of their artifacts, and of packs (files of stored results) that are no longer needed. Each
+step is one transaction or one unlink.
 
-A pack becomes loose when a record that names the pack is deleted. A pack that no record needs is kept for a while, then
-deleted. A loose pack with little needed data is compacted: the needed results are written again, and their records are
-updated. If the server crashes between two steps, the
-next run of the pruning continues.
+A pack becomes loose when a record that names the pack is deleted, or no longer names it. A pack that no record needs is
+kept for a while, then deleted. A loose pack with little needed data is compacted: the needed results are written again,
+and their records are updated. If the server crashes between two steps, the next run of the pruning continues.
 """
 
 from __future__ import annotations
@@ -91,16 +90,36 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
     grouped = f'SELECT DISTINCT namespace, "group" FROM rollouts WHERE seq IN ({marks}) AND "group" IS NOT NULL'
     groups = unit.db.execute(grouped, rows).fetchall()
     for column in _COLUMNS:
-        unit.db.execute(
-            f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {_PACK.format(column)}, NULL FROM rollouts "
-            f"WHERE seq IN ({marks}) AND {column} IS NOT NULL",
-            rows,
-        )
+        _loosen(unit, column, rows)
     snapshot_table.delete(unit.db, rows)
     unit.db.execute(f"DELETE FROM requests WHERE seq IN ({marks})", rows)
     deleted = unit.db.execute(f"DELETE FROM rollouts WHERE seq IN ({marks}) AND cursor IS NOT NULL", rows).rowcount
     unit.db.executemany(_DELETE_GIVEN_UP, groups)
     return deleted
+
+
+def artifacts_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
+    """Keys (`seq`) of at most `limit` rollouts of this pool that ended before this time and have an artifact."""
+    query = (
+        "SELECT seq FROM rollouts INDEXED BY rollouts_with_artifact WHERE cursor IS NOT NULL AND artifact IS NOT NULL "
+        "AND namespace = ? AND pool = ? AND finished_at < ? LIMIT ?"
+    )
+    return [seq for (seq,) in db.execute(query, (*pool, at, limit))]
+
+
+def delete_artifacts(unit: WriteUnit, rows: Sequence[int]) -> int:
+    """Delete the artifacts of these ended rollouts, and record their packs as loose. Return the number of artifacts."""
+    _loosen(unit, "artifact", rows)
+    marks = ", ".join("?" * len(rows))
+    return unit.db.execute(f"UPDATE rollouts SET artifact = NULL WHERE seq IN ({marks})", rows).rowcount
+
+
+def _loosen(unit: WriteUnit, column: str, rows: Sequence[int]) -> None:
+    unit.db.execute(
+        f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {_PACK.format(column)}, NULL FROM rollouts "
+        f"WHERE seq IN ({', '.join('?' * len(rows))}) AND {column} IS NOT NULL",
+        rows,
+    )
 
 
 def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:

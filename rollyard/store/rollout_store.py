@@ -1,8 +1,9 @@
-"""Rollouts: their transactions and queries, and the deletion of old ones."""
+"""Rollouts: their transactions and queries, and the deletion of old ones and of old artifacts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from rollyard.store import pruning
 from rollyard.store.read_connections import Readers, ReadingStore, reading
 from rollyard.store.rollout_queries import RolloutQueries
 from rollyard.store.rollout_transaction import Transaction
-from rollyard.store.writer import Writer
+from rollyard.store.writer import Writer, WriteUnit
 
 T = TypeVar("T")
 
@@ -55,6 +56,24 @@ class RolloutStore(ReadingStore[RolloutQueries]):
         pruned = 0
         for pool in await self.readers.call(pruning.pools_with_ended):
             old = partial(pruning.ended_before, pool=pool, at=end_of_life(pool), limit=pruning.DELETED_ROWS)
-            while rows := await self.readers.call(old):
-                pruned += await self._writer.call(partial(pruning.delete_ended, rows=rows))
+            pruned += await self._prune(old, lambda rows: partial(pruning.delete_ended, rows=rows))
+        return pruned
+
+    async def prune_artifacts(self, ends_of_life: Mapping[PoolKey, float]) -> int:
+        """Delete the artifacts of these pools' rollouts that ended before a time (Unix seconds); return how many. The
+        records and trajectories stay."""
+        pruned = 0
+        for pool, at in ends_of_life.items():
+            old = partial(pruning.artifacts_before, pool=pool, at=at, limit=pruning.DELETED_ROWS)
+            pruned += await self._prune(old, lambda rows: partial(pruning.delete_artifacts, rows=rows))
+        return pruned
+
+    async def _prune(
+        self,
+        find: Callable[[sqlite3.Connection], list[int]],
+        deletion: Callable[[Sequence[int]], Callable[[WriteUnit], int]],
+    ) -> int:
+        pruned = 0
+        while rows := await self.readers.call(find):
+            pruned += await self._writer.call(deletion(rows))
         return pruned

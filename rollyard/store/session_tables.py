@@ -10,7 +10,7 @@ from functools import partial
 
 from rollyard.store.read_connections import Readers
 from rollyard.store.writer import Writer, WriteUnit
-from rollyard.wire.stored_session import SessionProgress, StoredCallBytes, StoredSession
+from rollyard.trajectory.stored_session import SessionProgress, StoredCallBytes, StoredSession
 
 MAX_REMOVED = 10_000
 """Number of removed sessions whose reason is kept."""

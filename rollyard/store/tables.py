@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 34
+SCHEMA = 35
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -56,6 +56,8 @@ CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
 -- This index also has the columns of its WHERE condition. Otherwise SQLite would read the table as well.
 CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
+CREATE INDEX rollouts_with_artifact ON rollouts (namespace, pool, finished_at)
+    WHERE cursor IS NOT NULL AND artifact IS NOT NULL;
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
     WHERE cursor IS NOT NULL AND "group" IS NOT NULL;

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollyard.kinds.rollout import Task, Turn
+    from rollyard.kinds.rollout import Task
     from rollyard.tasks.base import Environment, Handler, Reply, Score
+    from rollyard.trajectory import Turn
 
 __all__ = ["Environment", "Handler", "Reply", "Score", "Task", "Turn"]
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
+from rollyard.trajectory import Turn
 
 Artifact = dict[str, str]
 """Name -> text: everything that EVAL gets from RUN's sandbox."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import SandboxStartFailed, TaskError
-from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Task, Turn
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Task
 from rollyard.kinds.task_fields import CodeCase, CodeTask, read_code
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
@@ -27,6 +27,7 @@ from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import MAX_ERROR_CHARS
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.tasks.task_files import write_files
+from rollyard.trajectory import Turn
 
 FOLDER = "/tmp/check"
 DRIVER = Path(case_driver.__file__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.kinds.task_fields import read_env
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Artifact, Environment, Message, Score, sum_of_rewards
@@ -12,6 +12,7 @@ from rollyard.tasks.environments.child_environment import ChildEnvironment
 from rollyard.tasks.environments.openenv import OpenEnvironment
 from rollyard.tasks.environments.sandbox_environment import SandboxEnvironment
 from rollyard.tasks.task_files import write_files
+from rollyard.trajectory import Turn
 
 
 class EnvHandler:

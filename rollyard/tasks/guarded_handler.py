@@ -29,10 +29,11 @@ from rollyard.core.errors import (
     SandboxStartFailed,
     TaskError,
 )
-from rollyard.kinds.rollout import MAX_NOTES_CHARS, Task, Turn
+from rollyard.kinds.rollout import MAX_NOTES_CHARS, Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Artifact, Environment, Handler, Message, Reply, Score, sum_of_rewards
 from rollyard.tasks.tool_schemas import SCHEMAS
+from rollyard.trajectory import Turn
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.kinds.task_fields import read_math
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Artifact, Message, Score
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
+from rollyard.trajectory import Turn
 
 MAX_ANSWER_CHARS = 2000
 _TOO_HARD = "the answer cannot be compared with the reference within the limits of CPU time and memory"

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollyard.kinds.rollout import Segment
 from rollyard.tokens.chat_template import ChatTemplate, Message
 from rollyard.tokens.sampled_turn import sampled_turn
 from rollyard.tokens.segment_builder import Break, BreakCause, SegmentBuilder
 from rollyard.tokens.template_rendering import MarkedRendering, Renderer, SampledMessage
 from rollyard.tokens.tool_calls import ToolCall, ToolCallParser
 from rollyard.tokens.turn_positions import locate_turns
+from rollyard.trajectory import Segment
 
 __all__ = ["Break", "BreakCause", "Conversation"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from rollyard.kinds.rollout import Segment
 from rollyard.tokens.template_rendering import THOUGHTS, MarkedRendering, Renderer, SampledMessage
+from rollyard.trajectory import Segment
 
 QUOTED = 40
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from rollyard.kinds.base import DEFER_BUILD
+from rollyard.kinds.base import WireModel
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the protocol. It grows only with a change that an older process would misunderstand."""
-MIN_PROTOCOL = 3
+MIN_PROTOCOL = 4
 """Oldest version that a server accepts; PROTOCOL is the newest."""
 
 Count = Annotated[int, AfterValidator(lambda count: max(0, min(count, 1 << 53)))]
@@ -25,8 +25,10 @@ StoredCount = Annotated[int, Field(ge=0, le=1 << 40)]
 StoredSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class WireMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=DEFER_BUILD)
+class WireMessage(WireModel):
+    """Message of a process of ours, which may be of another release. Unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:

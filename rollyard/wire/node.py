@@ -372,7 +372,7 @@ class NewEndpoint(WireMessage):
 class ResultHeader(WireMessage):
     """First line of an uploaded result: how the rollout ended, or how RUN did.
 
-    Frames may follow (`wire/frames.py`), each compressed: the tokens as a columns file (`wire/columns.py`), and with the
+    Frames may follow (`trajectory/frames.py`), each compressed: the tokens as columns (`trajectory/columns.py`), and with the
     result of RUN the artifact. The tokens are uploaded once: the result of EVAL has none.
     """
 

@@ -14,7 +14,7 @@ from rollyard.client.batch_progress import BatchProgress, progress_line
 from rollyard.client.kubeconfig import Context
 from rollyard.core.aio import running
 from rollyard.core.errors import BadRequest, Conflict, Expired, Invalid, NotFound
-from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, GroupPage
+from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.rollout import RolloutRequest, Status, Task
 from rollyard.server.batches import service
 from rollyard.server.batches.batch_view import view
@@ -92,7 +92,10 @@ async def test_groups_are_the_same_as_columns_and_as_json(serving: Serve) -> Non
         page = await client.groups("b", limit=2)
         assert [len(group.rollouts) for group in page.groups] == [2, 2]
         _, told = await api.ask("GET", "/v1/batches/b/groups?limit=2")
-        assert page == GroupPage.model_validate(told)
+        for group, found in zip(page.groups, told["groups"], strict=True):
+            assert [rollout.model_dump(mode="json") for rollout in group.rollouts] == found.pop("rollouts")
+            assert {name: getattr(group, name) for name in found} == found
+        assert (page.next, page.batch.model_dump(mode="json")) == (told["next"], told["batch"])
         columns = await client.groups_columns("b", after=page.next)
         assert columns.rewards.tolist() == [0.0, 1.0]
         assert [group["rollouts"] for group in columns.about["groups"]] == [2]
@@ -116,7 +119,7 @@ async def test_the_rollouts_of_acknowledged_groups_are_deleted(serving: Serve) -
                 await client.rollout(rollout.id)
         with pytest.raises(Expired, match=r"delivery 1 of batch 'b' is deleted.*read the groups after 2"):
             await client.groups("b")
-        assert (await client.groups("b", after=2)).groups == [third]
+        assert [g.id for g in (await client.groups("b", after=2)).groups] == [third.id]
         assert (await client.get_batch("b")).acknowledged == 2
         assert second.id != third.id
 

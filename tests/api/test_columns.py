@@ -17,12 +17,13 @@ from rollyard.client.kubeconfig import Context
 from rollyard.client.server_link import ServerLink
 from rollyard.core.errors import Fenced
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import RunResult, Stage, Status, Trajectory
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.trajectory import RunResult, Trajectory
+from rollyard.trajectory.columns import CONTENT_TYPE, decode, join
+from rollyard.trajectory.frames import framed
 from rollyard.trust.bearer_tokens import Role
-from rollyard.wire.columns import CONTENT_TYPE, decode, join
 from rollyard.wire.files import AllocationFile
-from rollyard.wire.frames import framed
 from rollyard.wire.node import MAX_RESULTS, LeaseRef
 from tests.support.make import rollout
 from tests.support.outside_api import Api, Serve

@@ -10,8 +10,8 @@ import pytest
 
 from rollyard.core.errors import Unavailable
 from rollyard.gateway.external.external_sessions import ExternalSessions
-from rollyard.kinds.session import SessionRecord
 from rollyard.store.session_tables import SessionTables
+from rollyard.trajectory.session import SessionRecord
 from tests.support.outside_api import QUESTION, Api, Serve, client, messages
 from tests.support.until import until
 

@@ -9,7 +9,8 @@ import pytest
 
 from rollyard.core.errors import Fenced
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import ForkPoint, Outcome, RolloutRequest, Turn
+from rollyard.kinds.rollout import ForkPoint, RolloutRequest
+from rollyard.trajectory import Outcome, Turn
 from rollyard.wire.node import LeaseRef, SnapshotHeader
 from tests.api.test_columns import node_agent
 from tests.api.test_rollouts_waiting import pool, submit

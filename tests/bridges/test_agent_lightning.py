@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Trajectory
+from rollyard.trajectory import Trajectory
 from tests.support.bridge_process import BridgeProcess
 from tests.support.compatibility import Compatibility, installed
 from tests.support.live_weights import versions

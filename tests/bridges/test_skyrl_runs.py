@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Trajectory
+from rollyard.trajectory import Trajectory
 from tests.support.compatibility import Compatibility, installed
 from tests.support.released import environment
 from tests.support.yard import MODEL, ROOT, Yard

@@ -22,9 +22,9 @@ from rollyard.core.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.batch import BatchStatus, BatchView
-from rollyard.kinds.rollout import Trajectory
-from rollyard.wire.columns import CONTENT_TYPE, encode
-from rollyard.wire.frames import framed
+from rollyard.trajectory import Trajectory
+from rollyard.trajectory.columns import CONTENT_TYPE, encode
+from rollyard.trajectory.frames import framed
 from simulation.serving import serve_app
 from tests.support import make
 from tests.support.filled import filled

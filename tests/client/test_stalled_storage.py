@@ -15,8 +15,9 @@ import pytest
 from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.client.node_connection import NodeConnection
-from rollyard.kinds.rollout import Outcome, Stage, Status
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.trajectory import Outcome
 from rollyard.wire.node import Hello, LeaseRef
 from tests.support import make
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.client.tensors import tensors
-from rollyard.wire.columns import decode, encode
+from rollyard.trajectory.columns import decode, encode
 from tests.wire.samples import OUTCOME
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from rollyard.client.training_rows import collate
-from rollyard.kinds.rollout import Segment, Status, Task, Timings, Trajectory
+from rollyard.kinds.rollout import Status, Task
+from rollyard.trajectory import Segment, Timings, Trajectory
+from rollyard.trajectory.columns import columns_of, join
 
 
 def segment(prompt: list[int], sampled: list[int], version: str = "v1") -> Segment:
@@ -19,10 +21,10 @@ def segment(prompt: list[int], sampled: list[int], version: str = "v1") -> Segme
     )
 
 
-def trajectory(id: str, reward: float | None, *segments: Segment) -> Trajectory:
+def trajectory(id: str, reward: float | None, *segments: Segment, group: str | None = "g") -> Trajectory:
     return Trajectory(
         id=id,
-        group="g",
+        group=group,
         sample_index=0,
         attempt=1,
         status=Status.INFRA_FAILED if reward is None else Status.COMPLETED,
@@ -42,7 +44,7 @@ def test_each_segment_is_a_row_with_the_advantage_of_its_rollout() -> None:
     rewritten = trajectory("a", 1.0, segment([1, 2], [3], "v1"), segment([4], [5, 6], "v2"))
     broken = trajectory("b", None, segment([1], [2]))
     plain = trajectory("c", 0.0, segment([7], [8], "v2"))
-    rows = collate([[rewritten, broken, plain]], advantages="mean_baseline", pad_id=99)
+    rows = collate(columns_of([rewritten, broken, plain]), advantages="mean_baseline", pad_id=99)
     assert rows.input_ids.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 99]]
     assert rows.attention_mask.tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0]]
     assert rows.loss_mask.tolist() == [[0, 0, 1], [0, 1, 1], [0, 1, 0]]
@@ -58,7 +60,7 @@ def test_each_segment_is_a_row_with_the_advantage_of_its_rollout() -> None:
 
 def test_a_segment_that_is_too_long_is_left_out_whole_and_its_reward_still_counts() -> None:
     long, short = trajectory("a", 1.0, segment([1] * 9, [2])), trajectory("b", 0.0, segment([1], [2]))
-    rows = collate([[long, short]], advantages="mean_baseline", max_length=5)
+    rows = collate(columns_of([long, short]), advantages="mean_baseline", max_length=5)
     assert rows.input_ids.shape == (1, 2)
     assert rows.advantages.tolist() == [-0.5]
     assert rows.rollout.dtype == np.int32
@@ -66,17 +68,32 @@ def test_a_segment_that_is_too_long_is_left_out_whole_and_its_reward_still_count
 
 def test_a_segment_without_a_sampled_token_is_no_row() -> None:
     unsampled = trajectory("a", 1.0, segment([1, 2, 3], []), segment([1], [2]))
-    rows = collate([[unsampled, trajectory("b", 0.0, segment([4, 5], []))]], advantages="mean_baseline")
+    rows = collate(columns_of([unsampled, trajectory("b", 0.0, segment([4, 5], []))]), advantages="mean_baseline")
     assert (rows.input_ids.tolist(), rows.loss_mask.tolist(), rows.rollout.tolist()) == ([[1, 2]], [[0, 1]], [0])
     with pytest.raises(ValueError, match="no rollout has a reward and a segment to train on"):
-        collate([[trajectory("b", 0.0, segment([4, 5], []))]])
+        collate(columns_of([trajectory("b", 0.0, segment([4, 5], []))]))
 
 
 def test_groups_have_baselines_of_their_own() -> None:
-    groups = [[trajectory(f"{g}.{i}", float(g + i), segment([1], [2])) for i in range(2)] for g in range(2)]
-    assert collate(groups, advantages="mean_baseline").advantages.tolist() == [-0.5, 0.5, -0.5, 0.5]
+    pairs = [
+        [trajectory(f"{g}.{i}", float(g + i), segment([1], [2]), group=str(g)) for i in range(2)] for g in range(2)
+    ]
+    rows = collate(join([columns_of(pair) for pair in pairs]), advantages="mean_baseline")
+    assert (rows.advantages.tolist(), rows.group.tolist()) == ([-0.5, 0.5, -0.5, 0.5], [0, 0, 1, 1])
+
+
+def test_rollouts_without_a_group_are_not_compared() -> None:
+    alone = [trajectory("a", 1.0, segment([1], [2]), group=None), trajectory("b", 0.0, segment([1], [2]), group=None)]
+    rows = collate(columns_of(alone), advantages="mean_baseline")
+    assert (rows.advantages.tolist(), rows.group.tolist()) == ([0, 0], [0, 1])
+
+
+def test_versions_of_no_row_are_left_out() -> None:
+    long, short = trajectory("a", 1.0, segment([1] * 9, [2], "v1")), trajectory("b", 0.0, segment([1], [2], "v2"))
+    rows = collate(columns_of([long, short]), max_length=5)
+    assert (rows.versions, rows.weights_version.tolist()) == (("v2",), [[-1, 0]])
 
 
 def test_nothing_to_train_on_is_an_error_that_says_where_to_look() -> None:
     with pytest.raises(ValueError, match="look at their `status` and `error`"):
-        collate([[trajectory("a", None)]])
+        collate(columns_of([trajectory("a", None)]))

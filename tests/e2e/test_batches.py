@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef, Group
+from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.rollout import Status
 from rollyard.server.batches.draw import place
 from rollyard.store.batch_records import GroupState
+from rollyard.trajectory.group import Group
 from rollyard.wire.node import Lease
 from tests.support.null_node import null_pool
 from tests.support.stored_groups import stored_groups

@@ -15,7 +15,8 @@ import pytest_asyncio
 from rollyard.client import AsyncClient
 from rollyard.controller.failpoints import FAILPOINTS
 from rollyard.core.errors import Unavailable
-from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.trajectory import Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
 pytestmark = pytest.mark.slow(100)

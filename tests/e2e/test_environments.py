@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.tasks.system_prompts import MATH
+from rollyard.trajectory import Trajectory
 from tests.support import environment_turns
 from tests.support.compatibility import Compatibility, installed
 from tests.support.released import environment

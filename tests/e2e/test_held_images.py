@@ -19,8 +19,9 @@ from rollyard.client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.host.node_cache import node_cache
 from rollyard.images.cache import bytes_on_disk
-from rollyard.kinds.rollout import RolloutRequest, Status, Task, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status, Task
 from rollyard.sandbox.bundled_python import own_python
+from rollyard.trajectory import Trajectory
 from tests.support.image_registry import BASE, Front, Pusher, gz, running_registry, tar
 from tests.support.yard import Yard, end
 

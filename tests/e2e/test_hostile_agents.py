@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Status, Trajectory
+from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Status
 from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.trajectory import Trajectory
 from tests.support.memory_cgroup import kernel_kills, memory_cgroup, remove
 from tests.support.yard import Yard, requests
 

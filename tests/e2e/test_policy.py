@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.kinds.rollout import Trajectory
+from rollyard.trajectory import Trajectory
 from tests.support.yard import Yard, requests
 
 

@@ -14,9 +14,11 @@ import pytest
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.client import AsyncClient
 from rollyard.core.aio import running
-from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef, Group
-from rollyard.kinds.rollout import Sampling, Trajectory
+from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef
+from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.weights import Mode
+from rollyard.trajectory import Trajectory
+from rollyard.trajectory.group import Group
 from tests.support.live_weights import current_version, other_weights
 from tests.support.offline_replay import assert_no_fault
 from tests.support.recompute import differences

@@ -19,8 +19,9 @@ import pytest_asyncio
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Invalid
 from rollyard.host.sandbox_account import sandbox_account
-from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.tasks.system_prompts import MATH
+from rollyard.trajectory import Trajectory
 from tests.support import environment_turns, small_games
 from tests.support.small_roots import busybox_root
 from tests.support.yard import ROOT, Yard, end

@@ -9,8 +9,9 @@ import signal
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
+from rollyard.trajectory import Trajectory
 from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, requests

@@ -18,8 +18,9 @@ from rollyard.client import AsyncClient
 from rollyard.client.sync_client import BlockingWeightsReceiver, Client
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.errors import Conflict, NotFound
-from rollyard.kinds.rollout import Stage, Status, Trajectory
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
+from rollyard.trajectory import Trajectory
 from tests.support.live_weights import crossings, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, kill, ready_yard, requests

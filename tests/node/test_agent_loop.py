@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rollyard.core.errors import ContextExceeded
-from rollyard.kinds.rollout import AgentSpec, Outcome, Sampling, Status
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.base import Limits, SandboxSpec
@@ -22,7 +22,8 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, parser_choice, parser_for
-from rollyard.wire.columns import columns_of
+from rollyard.trajectory import Outcome
+from rollyard.trajectory.columns import columns_of
 
 QUESTION = [{"role": "user", "content": "What is there?"}]
 OFFERED = ["bash"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import HandlerFailed, StageTimeout
-from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node import agent_run
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.tool_execution import Tools
@@ -22,6 +22,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import parser_for
+from rollyard.trajectory import Turn
 from tests.support.template_oracle import Oracle
 from tests.tokens.test_refused_turns import ALTERNATING
 

@@ -10,7 +10,7 @@ import pytest
 
 from rollyard.core.errors import SnapshotUnusable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import AgentSpec, ForkPoint, Outcome, Sampling, Status
+from rollyard.kinds.rollout import AgentSpec, ForkPoint, Sampling, Status
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.fork import go_on_from
 from rollyard.tasks.tool_schemas import SCHEMAS
@@ -18,6 +18,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import parser_for
+from rollyard.trajectory import Outcome
 
 QUESTION = [{"role": "user", "content": "What is there?"}]
 CALLS = [f'<tool_call>\n{{"name": "bash", "arguments": {{"command": "echo {n}"}}}}\n</tool_call>' for n in range(3)]

@@ -11,7 +11,7 @@ import pytest
 
 from rollyard.core.errors import NodeFault, SandboxLost, TaskError, TemplateUnusable, TooLarge
 from rollyard.kinds.failure_table import ending_of
-from rollyard.kinds.rollout import Outcome, RunResult, Status, Task
+from rollyard.kinds.rollout import Status, Task
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.failure_status import why_nothing_sampled
 from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
@@ -22,6 +22,7 @@ from rollyard.tasks.base import Handler, Score
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tasks.installed_handlers import Handlers
 from rollyard.tasks.math import MathHandler
+from rollyard.trajectory import Outcome, RunResult
 from rollyard.wire.node import Lease, LeaseRef
 
 LEASE = Lease.model_validate(

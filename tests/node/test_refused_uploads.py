@@ -10,9 +10,11 @@ import pytest
 from aiohttp import web
 
 from rollyard.core.errors import Invalid
-from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Outcome, RunResult, Stage, Status
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Stage, Status
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.server.rollouts.results import split_upload
+from rollyard.trajectory import Outcome, RunResult
+from rollyard.trajectory.frames import unframed
 from rollyard.wire.node import LeaseRef
 from simulation.serving import serve_app
 from tests.support import make
@@ -22,18 +24,20 @@ async def test_results_that_are_refused_together_go_alone_and_stay_as_they_are(t
     stored: dict[str, Status] = {}
     refused = 0
 
-    async def together(_: web.Request) -> web.Response:
+    async def results(request: web.Request) -> web.Response:
         nonlocal refused
-        refused += 1
-        return web.json_response({"code": 413, "reason": "RequestEntityTooLarge", "message": "too many"}, status=413)
-
-    async def alone(request: web.Request) -> web.Response:
-        header = split_upload(await request.read()).header
+        first, *others = unframed(await request.read())
+        if others:
+            refused += 1
+            return web.json_response(
+                {"code": 413, "reason": "RequestEntityTooLarge", "message": "too many"}, status=413
+            )
+        header = split_upload(first).header
         stored[header.lease.id] = Status(header.status)
-        return web.Response(status=204)
+        return web.json_response({"results": [None]})
 
     app = web.Application()
-    app.add_routes([web.put("/v1/node/results", together), web.put("/v1/node/result", alone)])
+    app.add_routes([web.put("/v1/node/results", results)])
     async with serve_app(app) as url:
         endpoint = tmp_path / "endpoint.json"
         endpoint.write_text(json.dumps({"url": url, "epoch": 1}))

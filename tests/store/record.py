@@ -46,8 +46,8 @@ from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.store.tables import SCHEMA
 from rollyard.tokens.tool_calls import ToolCall
-from rollyard.wire.columns import encode
-from rollyard.wire.stored_session import SessionProgress, StoredCallBytes, StoredSession
+from rollyard.trajectory.columns import encode
+from rollyard.trajectory.stored_session import SessionProgress, StoredCallBytes, StoredSession
 from tests.support.filled import filled
 from tests.support.make import event, rollout
 from tests.wire.samples import ERROR, LEASE, OUTCOME

@@ -187,6 +187,44 @@ async def test_a_damaged_pack_is_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     await store.close()
 
 
+async def test_artifacts_may_go_before_their_rollouts(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path)
+
+    async def scored(id: str, at: float, pool: str = "p", status: Status = Status.COMPLETED) -> None:
+        def change(tx: Any) -> None:
+            artifact = tx.add_blob(content(f"{id}!") * 3)
+            tx.put(
+                rollout(
+                    id, status=status, stage=Stage.EVAL, reward=1.0 if status.scored else None, pool=pool,
+                    finished_at=at if status.terminal else None, result=tx.add_blob(content(id)), artifact=artifact,
+                )
+            )  # fmt: skip
+
+        await store.rollouts.transact(change)
+
+    for n in range(3):
+        await scored(f"r{n}", at=float(n))
+    await scored("other", at=0.0, pool="q")
+    await scored("live", at=0.0, status=Status.RUNNING)
+    before = size_of(tmp_path)
+    assert await store.rollouts.prune_artifacts({POOL: 2.0}) == 2
+    assert await store.rollouts.prune_artifacts({POOL: 2.0}) == 0
+    await check(store, {"r0", "r1", "r2", "other", "live"})
+    records = await store.rollouts.list_rollouts(RolloutFilter())
+    assert {r.id for r in records if r.artifact_deleted} == {"r0", "r1"}
+    for record in records:
+        assert (record.artifact is None) == record.artifact_deleted
+        assert record.artifact is None or await store.packs.read(record.artifact) == content(f"{record.id}!") * 3
+    for _ in range(3):
+        await store.packs.reclaim(0.0)
+    assert size_of(tmp_path) < before, "the space of the two is free, and their results were moved"
+    await store.close()
+    store = await Store.open(tmp_path)
+    await check(store, {"r0", "r1", "r2", "other", "live"})
+    assert await prune(store, at=99.0) == 3, "without an artifact too"
+    await store.close()
+
+
 async def test_packs_that_the_database_does_not_know_stay(tmp_path: Path) -> None:
     """As after a backup was put back: the newer database may come back too."""
     store = await Store.open(tmp_path)

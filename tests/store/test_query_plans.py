@@ -45,6 +45,7 @@ QUESTIONS: dict[str, Ask] = {
     "stream of a namespace": lambda db, tx: tx.finished(0, 5, "n", None),
     "stream of a group": lambda db, tx: tx.finished(0, 5, "n", "g"),
     "what has outlived its time": lambda db, tx: pruning.ended_before(db, POOL, 0.0, 5),
+    "artifacts that have outlived theirs": lambda db, tx: pruning.artifacts_before(db, POOL, 0.0, 5),
     "what was acknowledged": lambda db, tx: batch_pruning.acknowledged_before(db, 1.0, 5),
     "pools with ended batches": lambda db, tx: batch_pruning.pools_with_batches(db),
     "batches that have outlived their time": lambda db, tx: batch_pruning.ended_before(db, POOL, 1.0, 5),

@@ -14,11 +14,12 @@ import pytest
 import zstandard
 
 from rollyard.kinds.registry import KINDS
-from rollyard.kinds.rollout import Outcome, RolloutRequest, Status, Trajectory
-from rollyard.server.rollouts.results import trajectory, trajectory_columns
+from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.server.rollouts.results import trajectory
 from rollyard.store.base import BlobRef, RolloutRecord
 from rollyard.store.store import Store
-from rollyard.wire.columns import decode
+from rollyard.trajectory import Outcome, Trajectory
+from rollyard.trajectory.columns import decode
 from tests.store.record import (
     FOLDER,
     HOLD,
@@ -85,8 +86,9 @@ async def test_a_recorded_folder_opens_and_loses_nothing(recorded: Path, tmp_pat
 def result_of(record: RolloutRecord, blob: bytes) -> Any:
     """The stored outcome as its readers see it, who all see the same."""
     (kept,) = decode(blob).documents()
-    answered = trajectory(record, blob)
-    assert trajectory_columns(record, blob).trajectories() == [Trajectory.model_validate(answered)]
+    columns = trajectory(record, blob)
+    (answered,) = columns.documents()
+    assert columns.trajectories() == [Trajectory.model_validate(answered)]
     assert (answered["segments"], answered["turns"]) == (kept["segments"], kept["turns"])
     return json.loads(Outcome.model_validate(kept).model_dump_json())
 

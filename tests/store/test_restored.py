@@ -21,6 +21,7 @@ from rollyard.server.routing.session_index import SessionIndex
 from rollyard.store.store import Store
 from rollyard.wire.node import LeaseRef, ResultHeader
 from tests.support.make import rollout_pool
+from tests.support.reports import finish, run_stored
 
 
 async def work(folder: Path, word: bytes) -> None:
@@ -91,9 +92,9 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     )
     for _ in range(2):
         with pytest.raises(Fenced, match=r"does not know rollout .*; drop its work"):
-            await rollouts.finish(header, "u", b"result")
+            await finish(rollouts, header, "u", b"result")
     with pytest.raises(Fenced, match=r"does not know rollout .*; drop its work"):
-        await rollouts.run_stored(header.lease, "u", b"run")
+        await run_stored(rollouts, header.lease, "u", b"run")
     assert await store.rollouts.newest_cursor() == 0
     with pytest.raises(Expired, match="list again"):
         store.objects.watch(None, late)

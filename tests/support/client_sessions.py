@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Sampling, Trajectory
-from rollyard.kinds.session import SessionRequest, SessionTrajectory
+from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.session import SessionRequest
+from rollyard.trajectory import Trajectory
+from rollyard.trajectory.session import SessionTrajectory
 from tests.support.model_clients import ModelClient
 from tests.support.recompute import differences
 from tests.support.yard import Yard

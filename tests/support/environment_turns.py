@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollyard.kinds.rollout import Trajectory
 from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.trajectory import Trajectory
 from tests.support.yard import MODEL
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Artifact, Message, Score
 from rollyard.tasks.math import MathHandler
+from rollyard.trajectory import Turn
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\nflaky = {__name__}:FlakyMathHandler\n",

@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Artifact, Message, Score
+from rollyard.trajectory import Turn
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\ngated_scoring = {__name__}:GatedScoring\n"

@@ -11,7 +11,7 @@ import numpy as np
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout import Trajectory
+from rollyard.trajectory import Trajectory
 
 POLICY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 

@@ -16,9 +16,10 @@ from rollyard.client.server_link import ServerLink
 from rollyard.core.errors import Fenced
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout import Outcome, Segment, Stage, Status
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.trajectory import Outcome, Segment
 from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode
 from tests.support.yard import Yard
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from examples.tiny_policy.offline import CHECK, WRITE, Toolbox
-from rollyard.kinds.rollout import Trajectory
 from rollyard.tasks.math import last_boxed
+from rollyard.trajectory import Trajectory
 
 _INSIDE = re.compile(r"/workspace/[\w.]+")
 

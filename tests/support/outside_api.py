@@ -12,8 +12,8 @@ import openai
 
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.session import SessionRecord
 from rollyard.server_process.parts_and_wakeups import Parts
+from rollyard.trajectory.session import SessionRecord
 from tests.support import make
 
 QUESTION: list[dict[str, Any]] = [

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import zstandard
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status, Turn
+from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.store.base import RolloutRecord
 from rollyard.store.rollout_transaction import Transaction
-from rollyard.wire.columns import encode
+from rollyard.trajectory import Outcome, Segment, Turn
+from rollyard.trajectory.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
+from tests.support.reports import finish
 
 
 @dataclass
@@ -75,7 +77,7 @@ class PlayedPool:
             timings={"run": played.seconds},
         )
         blob = zstandard.compress(encode([outcome]))
-        await self._parts.rollouts.finish(header, "u", blob)
+        await finish(self._parts.rollouts, header, "u", blob)
 
     async def play(self, play: Play, most: int = 1_000_000) -> int:
         """Run what is queued, one after another, until nothing is queued; return the number of rollouts."""

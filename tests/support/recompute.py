@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from rollyard.kinds.rollout import Segment, Trajectory
-from rollyard.kinds.session import SessionTrajectory
+from rollyard.trajectory import Segment, Trajectory
+from rollyard.trajectory.session import SessionTrajectory
 from tests.support.reference_model import Cache, ReferenceModel, reference_model
 
 

@@ -20,10 +20,11 @@ import aiohttp
 
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
-from rollyard.kinds.rollout import Sampling, Segment
+from rollyard.kinds.rollout import Sampling
 from rollyard.sandbox.build_once import build_once
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
+from rollyard.trajectory import Segment
 from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
 from tests.gateway.conftest import Gateway

@@ -26,11 +26,12 @@ from rollyard.host.sandbox_account import Credentials
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object
-from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.process_identity import start_time
+from rollyard.trajectory import Trajectory
 from tests.support import forked_commands
 from tests.support.cluster import Cluster
 from tests.support.ordinary_user import OrdinaryUser

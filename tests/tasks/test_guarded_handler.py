@@ -14,12 +14,13 @@ from typing import Any, cast
 import pytest
 
 from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, SandboxLost, TaskError
-from rollyard.kinds.rollout import MAX_NOTES_CHARS, Stage, Task, Turn
+from rollyard.kinds.rollout import MAX_NOTES_CHARS, Stage, Task
 from rollyard.node.failure_status import failed_outcome
 from rollyard.tasks import installed_handlers
 from rollyard.tasks.base import Score
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tasks.installed_handlers import load_handlers
+from rollyard.trajectory import Turn
 
 TASK, SANDBOX = Task(kind="quiz"), cast(Any, None)
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.tasks.base import Score
 from rollyard.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 from rollyard.tasks.scoring.checker_pool import CheckerPool
+from rollyard.trajectory import Turn
 
 HANGS = r"x^{9^{9^{9^{9}}}}"
 """Against a reference with variables, where any form is worked out."""

@@ -11,12 +11,14 @@ from rollyard.bridges.nemo_gym.rows import Row, aggregate, response_of
 from rollyard.client.advantages import group_advantages
 from rollyard.client.training_rows import collate
 from rollyard.core.errors import NoReward
-from rollyard.kinds.rollout import Status, Trajectory, Turn
+from rollyard.kinds.rollout import Status
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.slime.samples import group_rewards
 from rollyard.trainers.slime.samples import samples_of as slime_samples
 from rollyard.trainers.verl.session_samples import LoopSettings
 from rollyard.trainers.verl.session_samples import samples_of as verl_samples
+from rollyard.trajectory import Trajectory, Turn
+from rollyard.trajectory.columns import columns_of
 from tests.support.lazy_module import LazyModule
 from tests.support.slime_stand_in import Sample, arguments
 from tests.trainers.test_skyrl import output
@@ -49,7 +51,7 @@ GROUP = [*(ended(i, reward=reward) for i, reward in enumerate(REWARDS)), *FAULTS
 
 
 def in_arrays(group: Sequence[Trajectory]) -> Trained:
-    rows = collate([group])
+    rows = collate(columns_of(group), groups=[0] * len(group))
     assert rows.advantages.tolist() == pytest.approx(group_advantages(REWARDS).tolist()), "those of the four"
     return [
         (group[number].id, ids[mask == 1].tolist())
@@ -126,6 +128,6 @@ def test_no_token_of_a_failed_member_is_trained_on_and_it_moves_no_mean(adapter:
 def test_a_group_of_failed_members_has_nothing_to_train_on(adapter: str) -> None:
     if adapter == "arrays":
         with pytest.raises(ValueError, match="no rollout has a reward"):
-            collate([FAULTS])
+            collate(columns_of(FAULTS))
     else:
         assert ADAPTERS[adapter](FAULTS) == []

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import Invalid
-from rollyard.kinds.rollout import RolloutRequest, Segment, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.filled_rewards import filled
 from rollyard.trainers.skyrl.generator_rows import group_name, group_request, output_of, positions_by_instance
+from rollyard.trajectory import Segment, Trajectory
 from tests.trainers.test_trl import TASK, TWO_TURNS, segment, trajectory
 
 SAMPLING = {

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import Invalid, NoReward
-from rollyard.kinds.rollout import Budgets, RolloutError, Segment, Status, Task, Timings, Trajectory, Turn
+from rollyard.kinds.rollout import Budgets, RolloutError, Status, Task
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.verl.session_samples import LoopSettings, request_of, samples_of
 from rollyard.trainers.verl.shared_client import shared_client
+from rollyard.trajectory import Segment, Timings, Trajectory, Turn
 
 TASK = {"kind": "math", "problem": "What is 1 + 1?", "answer": "2"}
 SETTINGS = LoopSettings(pool="demo", prompt_length=4, response_length=8, versions=CheckpointVersions())

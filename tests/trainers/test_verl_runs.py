@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Segment, Status, Trajectory
+from rollyard.kinds.rollout import Status
+from rollyard.trajectory import Segment, Trajectory
 from tests.support.compatibility import Compatibility, installed
 from tests.support.live_weights import versions
 from tests.support.released import environment

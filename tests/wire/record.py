@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rollyard.wire.columns import VERSION, encode
+from rollyard.trajectory.columns import VERSION, encode
 from tests.support.recorded import lost_fields
 from tests.wire.samples import OUTCOME, SAMPLES
 

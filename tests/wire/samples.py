@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.kinds.rollout import (
-    AgentSpec,
-    Budgets,
-    ForkPoint,
-    Outcome,
-    RolloutError,
-    Sampling,
-    Segment,
-    Stage,
-    Status,
-    Task,
-    Timings,
-    Turn,
-)
+from rollyard.kinds.rollout import AgentSpec, Budgets, ForkPoint, RolloutError, Sampling, Stage, Status, Task
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
+from rollyard.trajectory import Outcome, Segment, Timings, Turn
 from rollyard.wire import node
 from rollyard.wire.attach import (
     Acknowledge,

@@ -20,7 +20,8 @@ from rollyard.client import AsyncClient
 from rollyard.client.rollout_results import result_of
 from rollyard.core.aio import end_tasks
 from rollyard.core.errors import ApiError, Conflict, NotFound
-from rollyard.kinds.rollout import Status, Trajectory
+from rollyard.kinds.rollout import Status
+from rollyard.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rollyard.kinds.rollout import RolloutRequest, Trajectory, Turn
+from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.row_request import request_of_row
+from rollyard.trajectory import Trajectory, Turn
 
 _STEP = re.compile(r"(\d+)$")
 

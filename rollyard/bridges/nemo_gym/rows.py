@@ -16,8 +16,9 @@ from typing import Any
 
 from rollyard.core.errors import ApiError, BadRequest, Invalid, TooLarge
 from rollyard.kinds.failure_table import ENDINGS
-from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Trajectory, Turn, most_sampled, sampled_tokens
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.row_request import request_of_row
+from rollyard.trajectory import Trajectory, Turn, most_sampled, sampled_tokens
 
 EXAMPLE = '{"responses_create_params": {"input": []}, "rollyard": {"task": {"kind": "math", "problem": "1+1?", "answer": "2"}}}'
 SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}

@@ -13,8 +13,9 @@ import pydantic
 
 from rollyard.core.errors import Invalid
 from rollyard.kinds.failure_table import STAGE_TIMEOUT
-from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory, Turn
+from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.kinds.schema.validation import problems_of
+from rollyard.trajectory import Trajectory, Turn
 
 NOT_OF_THE_TASK = frozenset(["data_source", "instance_id", "trajectory_id", "ability", "extra_info", "rollyard"])
 """Fields of an instance that name it, or that a trainer keeps in it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rollyard.core.errors import Unavailable
 from rollyard.gateway.requests.call_errors import unavailable
 from rollyard.gateway.session.stored_call import StoredCall
-from rollyard.wire.stored_session import SessionProgress, SessionStore, StoredCallBytes
+from rollyard.trajectory.stored_session import SessionProgress, SessionStore, StoredCallBytes
 
 
 class StoringJournal:

@@ -11,7 +11,7 @@ from rollyard.gateway.external.routed_sampler import RoutedSampler
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRequest, SessionView
-from rollyard.wire.stored_session import SessionProgress, StoredSession
+from rollyard.trajectory.stored_session import SessionProgress, StoredSession
 
 
 @dataclass(frozen=True)

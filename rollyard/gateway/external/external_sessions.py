@@ -38,12 +38,13 @@ from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.stored_call import StoredCall
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory
+from rollyard.kinds.session import SessionRequest
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
+from rollyard.trajectory.session import SessionRecord, SessionTrajectory
+from rollyard.trajectory.stored_session import SessionProgress, SessionStore, StoredSession
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.stored_session import SessionProgress, SessionStore, StoredSession
 from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)

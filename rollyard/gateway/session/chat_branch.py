@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import Message
 from rollyard.tokens.conversation import Break, Conversation
 from rollyard.tokens.template_rendering import SampledMessage
+from rollyard.trajectory import Segment, Turn
 
 Key = str
 """Digest of a message, of all messages before it, and of the tools."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.gateway.session.chat_to_ids import QUOTED, common_length
 from rollyard.gateway.session.stored_call import StoredPrompt
-from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.segment_builder import Break, BreakCause, SegmentBuilder
+from rollyard.trajectory import Segment, Turn
 
 
 @dataclass(eq=False)

@@ -25,11 +25,11 @@ from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredP
 from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.token_logprobs import token_logprobs, up_to_length
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.constraint import Constraint, has_form
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely, plain_turn
+from rollyard.trajectory import Segment, Turn
 
 
 @dataclass(frozen=True)

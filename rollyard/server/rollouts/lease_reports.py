@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from rollyard.core.errors import Fenced, TooLarge
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.rollouts.record_changes import RecordChanges
+from rollyard.server.rollouts.results import Upload
 from rollyard.server.rollouts.step import Event, Finished, RunStored, SnapshotTaken, check_fence
 from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot, allocation_uid
 from rollyard.store.rollout_transaction import Transaction
@@ -31,29 +31,19 @@ def held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecor
     return record
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """Upload of a node agent at the end of RUN."""
-
-    lease: LeaseRef
-    result: bytes
-    artifact: bytes
-    versions: frozenset[str]
-    """Weights versions from which the rollout was sampled."""
-    seconds: Mapping[str, float]
-    """Seconds in each stage of this attempt, by the stage's name in lower case."""
-
-
-def run_report(run: StoredRun, holder_uid: str, now: float) -> Report:
-    ref = run.lease
+def run_report(run: Upload, holder_uid: str, now: float) -> Report:
+    """`run`: an upload with tokens and artifact."""
+    header, result, artifact = run.header, run.outcome, run.artifact
+    assert result is not None
+    assert artifact is not None
 
     def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-        record = held_record(tx, ref, holder_uid)
-        check_fence(record, ref.fence)  # before the blobs are added, so that a void lease writes nothing
+        record = held_record(tx, header.lease, holder_uid)
+        check_fence(record, header.lease.fence)  # before the blobs are added, so that a void lease writes nothing
         if record.stage is Stage.EVAL:
             return []
-        result, artifact = tx.add_blob(run.result), tx.add_blob(run.artifact)
-        return [(record, RunStored(now, ref.fence, result, artifact, run.versions, run.seconds))]
+        blobs, versions = (tx.add_blob(result), tx.add_blob(artifact)), frozenset(header.weights_versions)
+        return [(record, RunStored(now, header.lease.fence, *blobs, versions, header.timings))]
 
     return pick
 

@@ -1,5 +1,5 @@
-"""Deletes acknowledged rollouts, and rollouts and batches that have outlived their time to live. Frees the space of
-deleted results."""
+"""Deletes acknowledged rollouts, and rollouts, artifacts and batches that have outlived their time to live. Frees the space
+of deleted results."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ class ResultPruner:
 
     async def prune(self) -> int:
         """Delete rollouts that were acknowledged more than ACKNOWLEDGED_SECONDS ago, or whose time to live has passed,
-        and old batches.
+        old batches, and artifacts whose own time to live has passed.
 
         Return the number of deleted rollouts, including those of deleted batches.
         """
         pools, _ = await self._store.objects.list_objects(RolloutPool.__name__)
-        lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}
+        specs = {p.pool_key: p.spec for p in pools if isinstance(p, RolloutPool)}
+        lives = {key: spec.ttl_seconds_after_finished for key, spec in specs.items()}
+        artifacts = {key: spec.artifact_ttl_seconds_after_finished for key, spec in specs.items()}
         now = self._clock.time()
 
         def end_of_life(pool: PoolKey) -> float:
@@ -60,6 +62,9 @@ class ResultPruner:
         pruned = await self._store.rollouts.prune(end_of_life)
         pruned += await self._store.batches.prune_acknowledged(now - ACKNOWLEDGED_SECONDS)
         pruned += await self._store.batches.prune(end_of_life)
+        await self._store.rollouts.prune_artifacts(
+            {key: now - ttl for key, ttl in artifacts.items() if ttl is not None}
+        )
         if pruned:
             log.info("deleted %d rollouts that were acknowledged, or had outlived their time to live", pruned)
         return pruned

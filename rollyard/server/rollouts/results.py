@@ -10,15 +10,14 @@ import zstandard
 
 from rollyard.core.errors import Invalid, TooLarge
 from rollyard.kinds.base import Reason
-from rollyard.kinds.rollout import Outcome, RolloutRequest, RolloutView, Stage, Status
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Stage, Status
 from rollyard.store.base import RolloutRecord
-from rollyard.wire.columns import Columns, columns_of, decode
-from rollyard.wire.frames import unframed
+from rollyard.trajectory import Outcome
+from rollyard.trajectory.columns import Columns, columns_of, decode
+from rollyard.trajectory.frames import unframed
 from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
-EMPTY_OUTCOME = Outcome(status=Status.CANCELLED).model_dump(mode="json")
-"""Outcome in the trajectory of a rollout without a stored outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +81,19 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         weights_version=record.weights_version,
         outdated=record.outdated,
         waiting=waiting,
+        artifact="Kept" if record.artifact is not None else "Deleted" if record.artifact_deleted else None,
     )
 
 
-def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
-    """Return the trajectory as JSON. The stored outcome is not validated here; the node agent validated it."""
-    found = EMPTY_OUTCOME if outcome is None else decode(outcome).documents()[0]
-    return _fields(record, found) | {"segments": found["segments"], "turns": found["turns"]}
-
-
-def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
-    """Return the trajectory as columns. Raises ValueError."""
+def trajectory(record: RolloutRecord, outcome: bytes | None) -> Columns:
+    """Return the trajectory as columns. The stored outcome is not validated here; the node agent validated it. Raises
+    ValueError."""
     found = columns_of([Outcome(status=Status.CANCELLED)]) if outcome is None else decode(outcome)
-    fields = _fields(record, found.samples[0])
-    del fields["segments"], fields["turns"]
-    return found.with_samples([fields])
+    return found.with_samples([_fields(record, found.samples[0])])
 
 
 def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the trajectory, with empty segments and turns.
+    """Return the fields of the trajectory, without segments and turns.
 
     Identity, status, reward, metrics and error come from the record, because only the record decides how the rollout ended.
     """
@@ -122,8 +115,6 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "metrics": summary.get("metrics", {}) if record.status.scored else {},
         "notes": summary.get("notes", []) if record.status.scored else [],
         "task": request.task.model_dump(),
-        "segments": [],
-        "turns": [],
         "timings": timings,
         "breaks": outcome["breaks"],
         "endpoint": outcome["endpoint"],

@@ -25,7 +25,6 @@ from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.history import history_of
 from rollyard.server.rollouts.lease_reports import (
     Report,
-    StoredRun,
     held_record,
     put_snapshot,
     result_report,
@@ -34,6 +33,7 @@ from rollyard.server.rollouts.lease_reports import (
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.record_changes import RecordChanges, with_reported_stage
+from rollyard.server.rollouts.results import Upload
 from rollyard.server.rollouts.rollout_ends import RolloutEnds
 from rollyard.server.rollouts.step import (
     Cancelled,
@@ -185,24 +185,9 @@ class RolloutService:
 
     # node agents
 
-    async def run_stored(
-        self,
-        ref: LeaseRef,
-        holder_uid: str,
-        result: bytes,
-        versions: frozenset[str] = frozenset(),
-        seconds: Mapping[str, float] | None = None,
-        artifact: bytes = b"",
-    ) -> None:
-        """Record that RUN is done. `versions`: weights versions from which the rollout was sampled. `seconds`: time
-        that the attempt spent in each stage. `artifact`: what EVAL scores. Raises Fenced.
-
-        A repeated call has no effect.
-        """
-        _raise_first(await self.store_runs([StoredRun(ref, result, artifact, versions, seconds or {})], holder_uid))
-
-    async def store_runs(self, runs: Sequence[StoredRun], holder_uid: str) -> list[Fenced | None]:
-        """Do the same as `run_stored` for several rollouts, in one transaction. Return for each the error, or None."""
+    async def store_runs(self, runs: Sequence[Upload], holder_uid: str) -> list[Fenced | None]:
+        """Record in one transaction that RUN of these rollouts is done. `runs`: uploads with tokens and artifact. Return for
+        each the error, or None. A repeated call has no effect."""
         now = self._clock.time()
         return await self._step_each([run_report(run, holder_uid, now) for run in runs])
 
@@ -211,11 +196,6 @@ class RolloutService:
         rollout's snapshots become too many bytes."""
         now = self._clock.time()
         await self.transact(lambda tx, changes: put_snapshot(tx, changes, header, holder_uid, archive, now))
-
-    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes | None) -> None:
-        """Store the holder's result. `blob`: the tokens, if RUN has stored none. One transaction checks the fence and writes
-        record and blob. Raises Fenced, Invalid."""
-        _raise_first(await self.finish_all([(header, blob)], holder_uid))
 
     async def finish_all(
         self, results: Sequence[tuple[ResultHeader, bytes | None]], holder_uid: str
@@ -400,8 +380,3 @@ def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Even
     if verdict.ends_rollout:
         return Cancelled(now, verdict.why, verdict.message)
     return Outdated(now, record.fence, verdict.why, verdict.message)
-
-
-def _raise_first(errors: Sequence[Fenced | None]) -> None:
-    for error in filter(None, errors):
-        raise error

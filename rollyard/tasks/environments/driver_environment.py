@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import HandlerFailed, NodeFault, RollyardError
-from rollyard.kinds.rollout import Turn
 from rollyard.kinds.task_fields import EnvTask
 from rollyard.tasks.base import Environment, Reply
 from rollyard.tasks.environments import driver
+from rollyard.trajectory import Turn
 
 PROGRAM = Path(driver.__file__)
 START_SECONDS = 240.0

@@ -14,10 +14,10 @@ from typing import Any, Self
 import aiohttp
 
 from rollyard.core.errors import HandlerFailed, NodeFault, connection_failure_text
-from rollyard.kinds.rollout import Turn
 from rollyard.kinds.task_fields import EnvTask
 from rollyard.tasks.base import Environment, Reply
 from rollyard.tasks.environments.driver_environment import answer_within
+from rollyard.trajectory import Turn
 
 START_SECONDS = 60.0
 MAX_MESSAGE_BYTES = 16 << 20

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from rollyard.kinds.rollout import RolloutRequest, Sampling, Segment, Status, Trajectory, most_sampled, sampled_tokens
+from rollyard.kinds.rollout import RolloutRequest, Sampling, Status
 from rollyard.kinds.row_request import request_of_row
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.filled_rewards import filled
+from rollyard.trajectory import Segment, Trajectory, most_sampled, sampled_tokens
 
 REMEDY = 'add a column `rollyard` to the dataset: {"task": {"kind": "math", "problem": …, "answer": …}}'
 IGNORED_SAMPLING = frozenset(["logprobs", "min_tokens", "skip_special_tokens", "include_stop_str_in_output"])

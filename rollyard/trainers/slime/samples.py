@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollyard.client.advantages import grpo, mean_baseline
-from rollyard.kinds.rollout import RolloutRequest, Segment, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.kinds.row_request import request_of_row
 from rollyard.trainers.filled_rewards import filled
+from rollyard.trajectory import Segment, Trajectory
 
 STATUSES = {
     Status.COMPLETED: "COMPLETED",

@@ -14,17 +14,9 @@ from typing import Any, Protocol
 
 from rollyard.client import Client
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import (
-    AgentSpec,
-    Budgets,
-    RolloutRequest,
-    Sampling,
-    Task,
-    Trajectory,
-    most_sampled,
-    sampled_tokens,
-)
+from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutRequest, Sampling, Task
 from rollyard.trainers.trl.task_prompts import task_of
+from rollyard.trajectory import Trajectory, most_sampled, sampled_tokens
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, list[Any]]]
 

@@ -20,9 +20,10 @@ from rollyard.client import Client
 from rollyard.client.advantages import group_advantages
 from rollyard.client.sync_client import BlockingBatch
 from rollyard.core.errors import NoProgress, RollyardError, Unavailable
-from rollyard.kinds.batch import BatchRequest, Group
-from rollyard.kinds.rollout import Segment, Trajectory
+from rollyard.kinds.batch import BatchRequest
 from rollyard.trainers.trl.pushed_weights import WeightTransfer
+from rollyard.trajectory import Segment, Trajectory
+from rollyard.trajectory.group import Group
 
 log = logging.getLogger(__name__)
 STOP_SECONDS = 60.0

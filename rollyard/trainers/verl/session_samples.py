@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollyard.core.errors import Invalid, NoReward
-from rollyard.kinds.rollout import RolloutRequest, Segment, Trajectory, Turn
+from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.row_request import request_of_row
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
+from rollyard.trajectory import Segment, Trajectory, Turn
 
 REMEDY = 'write it in the column `rollyard`, as JSON text such as {"task": {"kind": "math", "problem": "1+1?", "answer": "2"}}'
 

@@ -22,15 +22,16 @@ from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, error_from_reason
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.registry import parse_object
-from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import SandboxFactory
 from rollyard.store.base import BlobRef
 from rollyard.store.blobs import read_blob
+from rollyard.trajectory import Trajectory
+from rollyard.trajectory.columns import decode
 from rollyard.trust.bearer_tokens import Role, TokenSigner
-from rollyard.wire.columns import decode
 from tests.support.recompute import differences
 from tests.support.small_roots import busybox_root
 from tests.support.until import until

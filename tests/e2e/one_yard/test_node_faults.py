@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from rollyard.kinds.rollout import RolloutRequest, Trajectory
+from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.rollout_history import HistoryEvent
+from rollyard.trajectory import Trajectory
 from tests.e2e.one_yard.conftest import OnRuntime
 from tests.e2e.one_yard.node_faults import FAULTS, TELLING, Struck, entries, let_go_on
 from tests.e2e.test_hostile_agents import CALL

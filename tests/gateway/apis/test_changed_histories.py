@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from rollyard.gateway.session.session import GatewaySession
-from rollyard.kinds.rollout import Segment
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.trajectory import Segment
 from tests.support.tools import TOOLS
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'

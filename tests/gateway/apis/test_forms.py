@@ -19,10 +19,10 @@ from rollyard.gateway.requests.schema_check import check_schema
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.session import SessionTrajectory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import ParsedTurn, parser_choice
+from rollyard.trajectory.session import SessionTrajectory
 from simulation.endpoint_sampler import EndpointSampler
 from tests.gateway.conftest import Gateway
 from tests.support import make, recompute

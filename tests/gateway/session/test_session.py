@@ -15,10 +15,11 @@ from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
-from rollyard.kinds.rollout import Sampling, Segment
+from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
+from rollyard.trajectory import Segment
 from rollyard.wire.tool_proof import ToolProof
 
 

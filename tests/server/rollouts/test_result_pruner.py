@@ -5,12 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollyard.core.clock import ManualClock
-from rollyard.kinds.rollout import Status
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS
 from rollyard.server.rollouts.result_pruner import ResultPruner
-from rollyard.store.base import RolloutFilter
+from rollyard.store.base import RolloutFilter, Transaction
 from rollyard.store.store import Store
 from tests.support.make import rollout, rollout_pool
+
+
+async def test_an_artifact_may_have_a_shorter_time_to_live(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = await Store.open(tmp_path, clock)
+    await store.objects.create(rollout_pool("short", artifactTtlSecondsAfterFinished=60))
+    await store.objects.create(rollout_pool("usual"))
+
+    def put(tx: Transaction) -> None:
+        for pool in ("short", "usual", "gone"):
+            blob = tx.add_blob(pool.encode())
+            tx.put(
+                rollout(
+                    pool, pool=pool, status=Status.COMPLETED, stage=Stage.EVAL, reward=1.0, finished_at=clock.time(),
+                    result=blob, artifact=blob,
+                )
+            )  # fmt: skip
+
+    await store.rollouts.transact(put)
+    pruner = ResultPruner(store, clock)
+
+    async def deleted() -> list[str]:
+        return [record.id for record in await store.rollouts.list_rollouts(RolloutFilter()) if record.artifact_deleted]
+
+    clock.turn(59.0)
+    await pruner.prune()
+    assert await deleted() == []
+    clock.turn(2.0)
+    assert await pruner.prune() == 0
+    assert await deleted() == ["short"]
+    await store.close()
 
 
 async def test_each_pool_has_its_own_time_to_live(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ from rollyard.wire.node import (
     ToNode,
 )
 from tests.support import make
+from tests.support.reports import finish, run_stored
 from tests.support.until import until
 
 LEASE_SECONDS = 30.0
@@ -219,15 +220,15 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     assert (lease.stage, lease.fence, lease.task.fields["answer"]) == (Stage.INIT, 1, "1")
     assert node.agent.free_init == 0
     assert yard.leases.in_flight("default", "swe")[Stage.INIT] == 1
-    await yard.rollouts.run_stored(lease, "u1", b"run")
-    await yard.rollouts.run_stored(lease, "u1", b"run said twice")
+    await run_stored(yard.rollouts, lease, "u1", b"run")
+    await run_stored(yard.rollouts, lease, "u1", b"run said twice")
     record = await yard.rollouts.get("default", "a")
     assert (record.stage, record.holder) == (Stage.EVAL, node.agent.holder)
     assert record.result is not None
     assert await yard.store.packs.read(record.result) == b"run"
-    await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome")
+    await finish(yard.rollouts, header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome")
     with pytest.raises(Fenced, match="drop its work"):
-        await yard.rollouts.finish(header(lease, reward=0.0), "u1", b"said twice")
+        await finish(yard.rollouts, header(lease, reward=0.0), "u1", b"said twice")
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward, record.cursor, record.holder) == (Status.COMPLETED, 1.0, 1, None)
     assert record.result is not None
@@ -246,15 +247,15 @@ async def test_a_void_fence_and_a_stranger_are_refused(yard: Yard) -> None:
     assert new.fence > old.fence
     for holder in ("u1", "u2"):
         with pytest.raises(Fenced):
-            await yard.rollouts.run_stored(old, holder, b"late")
+            await run_stored(yard.rollouts, old, holder, b"late")
         with pytest.raises(Fenced):
-            await yard.rollouts.finish(header(old, reward=0.0), holder, b"late")
+            await finish(yard.rollouts, header(old, reward=0.0), holder, b"late")
     with pytest.raises(Fenced):
-        await yard.rollouts.finish(header(new), "u1", b"not its own")
+        await finish(yard.rollouts, header(new), "u1", b"not its own")
     with pytest.raises(Fenced):
-        await yard.rollouts.finish(header(LeaseRef(namespace="default", id="none", fence=1)), "u1", b"")
+        await finish(yard.rollouts, header(LeaseRef(namespace="default", id="none", fence=1)), "u1", b"")
     assert (await yard.rollouts.get("default", "a")).status is Status.RUNNING
-    await yard.rollouts.finish(header(new), "u2", b"mine")
+    await finish(yard.rollouts, header(new), "u2", b"mine")
     assert (await yard.rollouts.get("default", "a")).reward == 1.0
 
 
@@ -277,7 +278,7 @@ async def test_an_expired_lease_goes_back_without_a_retry_counted(yard: Yard) ->
 
 async def test_what_expires_in_eval_is_scored_again_and_not_run_again(yard: Yard) -> None:
     lease = await yard.leased(yard.node(), "a")
-    await yard.rollouts.run_stored(lease, "u1", b"run")
+    await run_stored(yard.rollouts, lease, "u1", b"run")
     await yard.expire()
     assert await status_of(yard, "a") == (Status.QUEUED, Stage.EVAL)
     other = yard.node("u2", eval=1)
@@ -290,7 +291,7 @@ async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_atte
     node, counted = yard.node(), ATTEMPTS_FAULTED.labels("SandboxLost")
     lease, before = await yard.leased(node, "a"), counted._value.get()
     for attempt in (1, 2):
-        await yard.rollouts.finish(header(lease, "InfraFailed", None, error=FAULT), "u1", b"fault")
+        await finish(yard.rollouts, header(lease, "InfraFailed", None, error=FAULT), "u1", b"fault")
         record = await yard.rollouts.get("default", "a")
         if attempt == 1:
             assert (record.status, record.faults) == (Status.QUEUED, 1)
@@ -343,7 +344,7 @@ async def test_what_may_end_its_node_agents_runs_alone_and_takes_no_neighbour_wi
         await until(lambda node=node: yard.leases.held_by(node.agent.holder) == 1)
     assert [node.leases[-1].id for node in (one, two, three)] == ["bad", "good", "later"], "each suspect is alone"
     assert not four.leases
-    await yard.rollouts.finish(header(two.leases[-1]), "u2", b"")
+    await finish(yard.rollouts, header(two.leases[-1]), "u2", b"")
     await yard.rollouts.submit("default", [request(f"more-{i}") for i in range(17)])
     yard.wants(two, init=9)
     await until(lambda: yard.leases.held_by(two.agent.holder) == 9)
@@ -373,7 +374,7 @@ async def test_a_busy_node_agent_is_kept_free_for_what_has_to_be_alone(yard: Yar
     await until(lambda: node.leases[-1].id == "old")
     await yard.rollouts.submit("default", [request("new")])
     yard.wants(node, init=5)
-    await yard.rollouts.finish(header(node.leases[-1]), "u1", b"")
+    await finish(yard.rollouts, header(node.leases[-1]), "u1", b"")
     yard.wants(node, init=5)
     await until(lambda: node.leases[-1].id == "bad")
     assert "new" not in {lease.id for lease in node.leases}, "else the suspect would wait for ever"
@@ -422,7 +423,7 @@ async def test_what_runs_is_cancelled_and_its_holder_told(yard: Yard) -> None:
     assert [(ref.id, ref.fence) for ref in told] == [("a", lease.fence)]
     assert yard.leases.get(RolloutKey("default", "a")) is None
     with contextlib.suppress(Fenced):
-        await yard.rollouts.finish(header(lease), "u1", b"too late")
+        await finish(yard.rollouts, header(lease), "u1", b"too late")
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward) == (Status.CANCELLED, None)
 
@@ -441,7 +442,7 @@ async def test_wait_answers_as_soon_as_it_has_ended(yard: Yard) -> None:
     lease = await yard.leased(yard.node(), "a")
     waiting = [asyncio.create_task(yard.rollouts.ends.wait("default", "a", 600)) for _ in range(3)]
     await asyncio.sleep(0)
-    await yard.rollouts.finish(header(lease), "u1", b"")
+    await finish(yard.rollouts, header(lease), "u1", b"")
     async with asyncio.timeout(60):
         assert {(await w).status for w in waiting} == {Status.COMPLETED}
         assert (await yard.rollouts.ends.wait("default", "a", 600)).status is Status.COMPLETED, (
@@ -532,7 +533,7 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
     first = next(lease for lease in node.leases if lease.endpoints["policy"].id == "e1")
     await yard.rollouts.move_endpoint(first, "u1", "policy", "e2")
     assert yard.sessions.counts() == {"e1": 6, "e2": 4}
-    await yard.rollouts.run_stored(first, "u1", b"run")
+    await run_stored(yard.rollouts, first, "u1", b"run")
     assert yard.sessions.counts() == {"e1": 6, "e2": 3}, "what is being scored has no session"
 
 
@@ -545,9 +546,9 @@ async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard
     await until(lambda: len(node.leases) == 12)
     moved, run, lost, over, cancelled, *_ = node.leases
     await yard.rollouts.move_endpoint(moved, "u1", "judge", "e3")
-    await yard.rollouts.run_stored(run, "u1", b"run")
+    await run_stored(yard.rollouts, run, "u1", b"run")
     await yard.rollouts.lose(lost, "Preempted", handed_back=True)
-    await yard.rollouts.finish(header(over), "u1", b"")
+    await finish(yard.rollouts, header(over), "u1", b"")
     await yard.rollouts.cancel("default", cancelled.id)
     sampling = [r for r in await yard.store.rollouts.transact(lambda tx: tx.held()) if r.stage is not Stage.EVAL]
     stored = Counter(endpoint for record in sampling for endpoint in set(record.endpoints.values()))

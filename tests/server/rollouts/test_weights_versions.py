@@ -30,6 +30,7 @@ from tests.server.rollouts.test_service import (
     yard,  # noqa: F401 - it is a fixture
 )
 from tests.support import make
+from tests.support.reports import finish, run_stored
 
 POOL = PoolKey("default", "policy-pool")
 
@@ -153,8 +154,8 @@ async def test_what_falls_too_far_behind_begins_anew(versions: Versions) -> None
     assert await versions.look() == 0
     yard.wants(node, init=1)
     await until(lambda: len(node.leases) == 2)
-    await yard.rollouts.run_stored(node.leases[1], "u1", b"run", frozenset({"v3"}))
-    await yard.rollouts.finish(header(node.leases[1]), "u1", b"outcome")
+    await run_stored(yard.rollouts, node.leases[1], "u1", b"run", frozenset({"v3"}))
+    await finish(yard.rollouts, header(node.leases[1]), "u1", b"outcome")
     (record,) = await versions.records("a")
     assert (record.status, record.weights_version, record.error) == (Status.COMPLETED, "v3", None)
 
@@ -181,13 +182,13 @@ async def test_what_is_left_of_a_group_whose_version_is_gone_ends(versions: Vers
     await until(lambda: len(node.leases) == 2)
     yard.wants(node)
     first = node.leases[0]
-    await yard.rollouts.run_stored(first, "u1", b"run", frozenset({"v1"}))
+    await run_stored(yard.rollouts, first, "u1", b"run", frozenset({"v1"}))
     versions.current("v2")
     versions.serves("e1", "v2")
     assert await versions.look() == 1, "the one that ran comes back"
     await versions.waits()
     assert await versions.look() == 2, "nobody serves v1 any more: it and the one in the queue end"
-    await yard.rollouts.finish(header(first), "u1", b"outcome")
+    await finish(yard.rollouts, header(first), "u1", b"outcome")
     found = await versions.records(*ids)
     assert sorted(r.status for r in found) == [Status.CANCELLED, Status.CANCELLED, Status.COMPLETED]
     assert {r.error.reason for r in found if r.error is not None} == {"WeightsVersionGone"}
@@ -199,7 +200,7 @@ async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(ve
     ids = await submit(versions, n=2, group_version="same")
     node = yard.node(init=1)
     await until(lambda: len(node.leases) == 1)
-    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
+    await run_stored(yard.rollouts, node.leases[0], "u1", b"run", frozenset({"v1"}))
     yard.endpoints.forget(identity("e1").uid)
     yard.endpoints.follow_weights(POOL, None)
     versions.watch = StalenessWatch(
@@ -224,7 +225,7 @@ async def test_while_another_endpoint_has_its_version_a_group_goes_on_there(vers
     ids = await submit(versions, n=2, group_version="same")
     node = yard.node(init=1)
     await until(lambda: len(node.leases) == 1)
-    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
+    await run_stored(yard.rollouts, node.leases[0], "u1", b"run", frozenset({"v1"}))
     versions.serves("e2", "v1")
     versions.updating("v2")
     versions.serves("e1", "v2")
@@ -241,7 +242,7 @@ async def test_a_run_that_an_update_went_through_is_not_taken_for_one_version(ve
     node = yard.node(init=2)
     await until(lambda: len(node.leases) == 2)
     yard.wants(node)
-    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1", "v2"}))
+    await run_stored(yard.rollouts, node.leases[0], "u1", b"run", frozenset({"v1", "v2"}))
     record = (await versions.records(node.leases[0].id))[0]
     assert (record.status, record.stage, record.result, record.outdated) == (Status.QUEUED, Stage.INIT, None, 1)
     assert len(ids) == 2

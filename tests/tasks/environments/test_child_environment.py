@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, TaskError
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.tasks import env
 from rollyard.tasks.base import Reply, Score
 from rollyard.tasks.environments.child_environment import ChildEnvironment
 from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
+from rollyard.trajectory import Turn
 from tests.support.yard import ROOT
 
 GAMES = "tests.support.small_games"

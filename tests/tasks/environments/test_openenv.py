@@ -11,10 +11,10 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from rollyard.core.errors import HandlerFailed, NodeFault
-from rollyard.kinds.rollout import Turn
 from rollyard.kinds.task_fields import EnvTask
 from rollyard.tasks.base import Reply
 from rollyard.tasks.environments.openenv import OpenEnvironment
+from rollyard.trajectory import Turn
 
 TURN = Turn(segment=0, prompt_length=1, response_length=1, text="hi", finish_reason="stop")
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import HandlerFailed, NodeFault, SandboxLost, TaskError
-from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Reply
 from rollyard.tasks.env import EnvHandler
 from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
+from rollyard.trajectory import Turn
 from tests.support import small_games
 
 GAMES = Path(small_games.__file__).read_text()

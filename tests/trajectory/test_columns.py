@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
 
-from rollyard.kinds.rollout import (
-    Outcome,
-    RolloutError,
-    RunResult,
-    Segment,
-    Stage,
-    Status,
-    Task,
-    Timings,
-    Trajectory,
-    Turn,
-)
-from rollyard.wire.columns import Columns, columns_of, decode, encode, join
+from rollyard.kinds.rollout import RolloutError, Stage, Status, Task
+from rollyard.trajectory import Outcome, Segment, Timings, Trajectory, Turn
+from rollyard.trajectory.columns import Columns, columns_of, decode, encode, join
 from tests.support.recorded import lost_fields
-from tests.wire.record import COLUMNS, FOLDER, recorded
+from tests.wire.record import COLUMNS, FOLDER
 from tests.wire.samples import OUTCOME
 
 texts = st.text(max_size=8)
@@ -66,23 +57,26 @@ turns = st.builds(
     reward=st.none() | finite,
     constraint=st.none() | texts,
 )
-trajectories = st.builds(
-    Trajectory,
-    id=texts,
-    group=st.none() | texts,
-    sample_index=lengths,
-    attempt=lengths,
-    status=st.sampled_from(Status),
-    reward=st.none() | finite,
-    metrics=numbers,
-    task=json_objects.map(lambda more: Task(**{f"x{name}": value for name, value in more.items()}, kind="math")),
-    segments=st.lists(segments(), max_size=3),
-    turns=st.lists(turns, max_size=3),
-    timings=st.builds(Timings, run=st.none() | finite),
-    breaks=st.dictionaries(texts, lengths, max_size=2),
-    endpoint=st.none() | texts,
-    node=st.none() | texts,
-    error=st.none() | st.builds(RolloutError, stage=st.none() | st.sampled_from(Stage), reason=texts, message=texts),
+trajectories = st.sampled_from([status for status in Status if status.terminal]).flatmap(
+    lambda status: st.builds(
+        Trajectory,
+        id=texts,
+        group=st.none() | texts,
+        sample_index=lengths,
+        attempt=lengths,
+        status=st.just(status),
+        reward=st.none() | finite if status.scored else st.none(),
+        metrics=numbers,
+        task=json_objects.map(lambda more: Task(**{f"x{name}": value for name, value in more.items()}, kind="math")),
+        segments=st.lists(segments(), max_size=3),
+        turns=st.lists(turns, max_size=3),
+        timings=st.builds(Timings, run=st.none() | finite),
+        breaks=st.dictionaries(texts, lengths, max_size=2),
+        endpoint=st.none() | texts,
+        node=st.none() | texts,
+        error=st.none()
+        | st.builds(RolloutError, stage=st.none() | st.sampled_from(Stage), reason=texts, message=texts),
+    )
 )
 
 
@@ -101,14 +95,15 @@ def test_files_can_be_joined(given: list[list[Trajectory]]) -> None:
     again = decode(joined.to_bytes())
     assert again.trajectories() == joined.trajectories() == [one for part in given for one in part]
     assert again.about == {"cursor": 3}
+    ends = accumulate(map(len, given), initial=0)
+    for part, (first, end) in zip(given, pairwise(ends), strict=True):
+        assert decode(again.part(first, end).to_bytes()).trajectories() == part
 
 
-def test_recorded_results_are_kept_in_full() -> None:
-    for _, told in recorded("RunResult"):
-        outcome = RunResult.model_validate(told).outcome
-        (found,) = decode(encode([outcome])).documents()
-        assert lost_fields(told["outcome"], found) == []
-        assert decode(encode([outcome])).read(Outcome) == [outcome]
+def test_a_result_of_a_node_agent_is_kept_in_full() -> None:
+    columns = decode(encode([OUTCOME]))
+    assert columns.documents() == [json.loads(OUTCOME.model_dump_json())]
+    assert columns.read(Outcome) == [OUTCOME]
 
 
 def test_files_of_earlier_versions_are_read_in_full() -> None:

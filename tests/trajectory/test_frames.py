@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.wire.frames import framed, unframed
+from rollyard.trajectory.frames import framed, unframed
 
 
 def test_frames_are_read_as_they_were_written() -> None:

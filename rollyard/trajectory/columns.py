@@ -24,12 +24,15 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic_core import from_json
 
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Outcome, Segment, Trajectory, Turn
-from rollyard.wire.array_file import Array, read_arrays, write_arrays
+from rollyard.trajectory.array_file import Array, read_arrays, write_arrays
+from rollyard.trajectory.outcome import Outcome
+from rollyard.trajectory.segment import Segment
+from rollyard.trajectory.trajectory import Trajectory
+from rollyard.trajectory.turn import Turn
 
 CONTENT_TYPE = "application/vnd.rollyard.columns"
 FORM, VERSION = "rollyard-columns", 1
-R = TypeVar("R", Trajectory, Outcome)
+R = TypeVar("R", bound=Outcome)
 T = TypeVar("T")
 _TOKEN_FIELDS = ("token_ids", "loss_mask", "logprobs", "weights_version")
 _SEGMENT_JSON: Any = {*_TOKEN_FIELDS, "prompt_length"}
@@ -160,6 +163,28 @@ class Columns:
         ):
             yield {"segments": segments[slice(*segment_range)], "turns": turns[slice(*turn_range)]}
 
+    def part(self, first: int, end: int) -> Columns:
+        """Return the samples from index `first` up to, but not including, `end`, with an empty `about`. The arrays share
+        memory with these."""
+        ranges: dict[str, list[int]] = {
+            "sample": [first, end],
+            "segment": self.sample_segment_offsets[[first, end]].tolist(),
+            "turn": self.sample_turn_offsets[[first, end]].tolist(),
+        }
+
+        def cut(name: str) -> Array:
+            array: Array = getattr(self, name)
+            start, stop = ranges["segment" if name in _TOKEN_FIELDS else name.partition("_")[0]]
+            if name.endswith("offsets"):
+                found: Array = array[start : stop + 1] - array[start]
+                return found
+            if name in _TOKEN_FIELDS or name.endswith("json"):
+                offsets = self.segment_offsets if name in _TOKEN_FIELDS else getattr(self, f"{name}_offsets")
+                start, stop = offsets[[start, stop]].tolist()
+            return array[start:stop]
+
+        return Columns(**{name: cut(name) for name in _ARRAYS}, versions=self.versions, about={})
+
     def with_samples(self, samples: Sequence[Mapping[str, Any]]) -> Columns:
         """Return a copy whose property `samples` has these values, and whose `about` is empty. Segments and turns stay
         the same."""
@@ -177,7 +202,7 @@ class Columns:
 _ARRAYS = [f.name for f in fields(Columns) if f.name not in ("versions", "about")]
 
 
-def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> Columns:
+def columns_of(results: Sequence[Outcome], about: Mapping[str, Any] | None = None) -> Columns:
     """Make the arrays of trajectories or outcomes. Raises OverflowError for an integer of more than 64 bits."""
     segments = [segment for result in results for segment in result.segments]
     turns = [turn for result in results for turn in result.turns]
@@ -239,7 +264,7 @@ _SMALLEST: dict[str, DTypeLike] = {
 """Array -> its narrowest type. Any other array is int64, except `weights_version`, whose type `join` chooses."""
 
 
-def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> bytes:
+def encode(results: Sequence[Outcome], about: Mapping[str, Any] | None = None) -> bytes:
     """Write trajectories or outcomes as one file, without loss."""
     return columns_of(results, about).to_bytes()
 

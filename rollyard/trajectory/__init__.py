@@ -1,0 +1,8 @@
+"""Trajectories: what rollouts and sessions leave for trainers, as objects and as arrays."""
+
+from rollyard.trajectory.outcome import Outcome, RunResult, Timings
+from rollyard.trajectory.segment import Segment, most_sampled, sampled_tokens
+from rollyard.trajectory.trajectory import Trajectory
+from rollyard.trajectory.turn import Turn
+
+__all__ = ["Outcome", "RunResult", "Segment", "Timings", "Trajectory", "Turn", "most_sampled", "sampled_tokens"]

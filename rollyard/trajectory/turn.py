@@ -1,0 +1,29 @@
+"""Turns: model calls with what followed them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.kinds.base import WireModel
+
+
+class Turn(WireModel):
+    """One model call, and the tool results or the environment's reply that followed. The text is for people; the tokens
+    are in the segments."""
+
+    segment: int
+    prompt_length: int
+    response_length: int
+    text: str
+    finish_reason: str
+    tool_calls: list[dict[str, Any]] = []
+    tool_results: list[str] = []
+    timings: dict[str, float] = {}
+    """Seconds of the turn by part: `model`, `tools`, `environment`."""
+    observation: str | None = None
+    """Text with which the task's environment replied; null if it did not reply. A reply that ends the conversation is not
+    shown to the model."""
+    reward: float | None = None
+    """Reward that the task's environment gave for the turn; null if it gave none."""
+    constraint: str | None = None
+    """Form to which the turn was constrained while it was sampled, such as `json_schema` or `tool_calls`; null: none."""
