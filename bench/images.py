@@ -37,6 +37,7 @@ from pathlib import Path
 from rollyard.images.cache import ImageCache
 from rollyard.images.oci_manifest import machine
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from tests.support.image_registry import Front, Pusher, running_registry
 
 SMALL_FILES, SMALL_BYTES = 20_000, 1 << 16
@@ -93,7 +94,7 @@ async def be_node(folder: Path, image: str, tier: str | None) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     before = cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    await cache.prefetch(image)
+    await cache.prefetch(parse_image(image))
     print(cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) - before, flush=True)
 
 

@@ -40,7 +40,6 @@ WORDS = (
         phrase=r"\b(un)?(staged|staging)\b|\bstagePython\b",
         allowed={
             "rollyard/image_builds": "Dockerfiles and definition files of Apptainer call their parts stages",
-            "StageImages": "the message has this name on the wire",
         },
     ),
     Word(

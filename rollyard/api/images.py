@@ -6,7 +6,6 @@ from aiohttp import web
 
 from rollyard.api.services import SERVICES
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.values.image_reference import normal_form
 
 
 def routes() -> list[web.RouteDef]:
@@ -17,5 +16,5 @@ async def _needed(request: web.Request) -> web.Response:
     """List the images that unfinished rollouts and running batches name, and the default images of pools, in all namespaces."""
     store = request.app[SERVICES].store
     pools, _ = await store.objects.list_objects("RolloutPool")
-    default = {normal_form(pool.spec.sandbox.default_image) for pool in pools if isinstance(pool, RolloutPool)}
+    default = {pool.spec.sandbox.default_image or "" for pool in pools if isinstance(pool, RolloutPool)}
     return web.json_response({"needed": sorted({*await store.rollouts.images_needed(), *default} - {""})})

@@ -26,7 +26,7 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.rollouts.image_holds import MOST_READY
+from rollyard.server.rollouts.missing_images import MOST_READY
 from rollyard.server.rollouts.results import Upload, split_upload
 from rollyard.server.routing.staleness import allow_under_way
 from rollyard.store.base import allocation_uid
@@ -203,7 +203,7 @@ async def _on_message(services: Services, agent: ConnectedNodeAgent, text: str) 
         case ImageChanges():
             try:
                 await services.images.report(agent, message)
-            except RollyardError as error:  # the holds end by themselves
+            except RollyardError as error:  # their delays end by themselves
                 log.warning("the images of node agent %s were not stored: %s", agent.holder, error)
         case _:
             pass  # a message from a newer version

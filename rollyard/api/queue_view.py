@@ -40,7 +40,7 @@ async def queue_view(
         await services.store.rollouts.queue_places(
             namespace, name, now, LOOK_AHEAD_RECORDS, pool.spec.sandbox.default_image or ""
         ),
-        {hold.image: hold for hold in await services.store.rollouts.image_holds(PoolKey(namespace, name))},
+        {one.image: one for one in await services.store.rollouts.missing_images(PoolKey(namespace, name))},
     )
 
 

@@ -17,7 +17,7 @@ from rollyard.kinds.registry import Pool
 from rollyard.kinds.token import RotationRequest, RotationResult
 from rollyard.server.batches.service import BatchService
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
-from rollyard.server.rollouts.image_holds import ImageHolds
+from rollyard.server.rollouts.missing_images import MissingImages
 from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stored_pools import StoredPools
@@ -34,7 +34,7 @@ class Services:
     pools: StoredPools
     clock: Clock
     rollouts: RolloutService
-    images: ImageHolds
+    images: MissingImages
     queue_limit: QueueLimit
     batches: BatchService
     node_agents: ConnectedNodeAgents

@@ -167,12 +167,14 @@ def verl_tool(
     from rollyard.bridges.verl_tool.routes import VerlToolBridge
     from rollyard.bridges.verl_tool.trajectory_sandboxes import TrajectorySandboxes
     from rollyard.core.aio import running
+    from rollyard.images.named_image import named_image
     from rollyard.sandbox.base import Limits, SandboxSpec
     from rollyard.sandbox.find_runtime import find_runtime
     from rollyard.sandbox.sandbox import SandboxFactory
 
     try:
-        spec = SandboxSpec(image, Limits(cpus, size_bytes(memory), size_bytes(disk)))
+        named = None if image is None else named_image(image)
+        spec = SandboxSpec(named, Limits(cpus, size_bytes(memory), size_bytes(disk)))
     except ValueError as error:
         raise click.UsageError(f"--memory, --disk: {error}") from None
     address = LoopbackAddress.parse(listen)

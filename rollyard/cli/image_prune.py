@@ -12,10 +12,14 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rollyard.core.errors import RollyardError
+
+if TYPE_CHECKING:
+    from rollyard.kinds.values.image_reference import BuiltImage
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -68,11 +72,11 @@ class _Needed:
         self.why = "rollouts or pools need it"
         self.spared = set[str]()
 
-    def __call__(self, name: str) -> bool:
+    def __call__(self, image: BuiltImage) -> bool:
         if self._names is None:
             self._names = self._ask()
-        if self._unknown or name in self._names:
-            self.spared.add(name)
+        if self._unknown or image.text in self._names:
+            self.spared.add(image.text)
             return True
         return False
 
@@ -94,7 +98,9 @@ class _Needed:
             return set()
 
 
-async def _prune_cache(seconds: float | None, limit: int | None, needed: Callable[[str], bool]) -> tuple[int, int]:
+async def _prune_cache(
+    seconds: float | None, limit: int | None, needed: Callable[[BuiltImage], bool]
+) -> tuple[int, int]:
     from rollyard.host.node_cache import node_cache
     from rollyard.images.built_images import BuiltImages
     from rollyard.images.cache import ImageCache
@@ -103,22 +109,22 @@ async def _prune_cache(seconds: float | None, limit: int | None, needed: Callabl
     folder = node_cache() / "image-cache"
     settings = CacheSettings() if limit is None else CacheSettings(cache_bytes=limit)
     cache = ImageCache(folder, settings)
-    built = BuiltImages(folder, lambda name: cache.is_held(name) or needed(name))
+    built = BuiltImages(folder, lambda image: cache.is_pinned(image) or needed(image))
 
     def left() -> int:
         return sum(one.bytes for one in cache.entries()) + sum(one.bytes for one in built.archives())
 
     freed = 0
     if seconds is not None:
-        freed = await cache.prune(seconds, time.time()) + await asyncio.to_thread(built.prune, seconds)
+        freed = await cache.room.prune(time.time() - seconds) + await asyncio.to_thread(built.prune, seconds)
     if limit is not None:
-        freed += await cache.shrink(sum(one.bytes for one in built.archives()))
+        freed += await cache.room.shrink(sum(one.bytes for one in built.archives()))
         freed += await asyncio.to_thread(built.shrink, left() - limit)
     return freed, left()
 
 
 def _prune_shared(
-    folder: Path, seconds: float | None, limit: int | None, needed: Callable[[str], bool]
+    folder: Path, seconds: float | None, limit: int | None, needed: Callable[[BuiltImage], bool]
 ) -> tuple[int, int]:
     from rollyard.images.built_images import BuiltImages
     from rollyard.images.shared_tier import SharedTier

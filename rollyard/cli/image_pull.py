@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -43,14 +44,13 @@ def pull(
     from rollyard.host.node_cache import node_cache
     from rollyard.images.cache import ImageCache
     from rollyard.images.settings import CacheSettings
-    from rollyard.kinds.values.image_reference import absolute_image
     from rollyard.kinds.values.quantity import size_bytes
 
     try:
         cache_bytes = size_bytes(cache_size)
     except ValueError as error:
         raise click.UsageError(f"--cache-size: {error}") from None
-    wanted = list(dict.fromkeys(absolute_image(name, str(Path.cwd())) for name in [*names, *_lines(file)]))
+    wanted = list(dict.fromkeys([*names, *_lines(file)]))
     if not wanted:
         raise click.UsageError("name an image, such as docker://python:3.13-slim, or a file of names with --file")
     settings = CacheSettings(
@@ -86,7 +86,7 @@ async def _pull_all(cache: ImageCache, wanted: Sequence[str], at_once: int, *, s
             nonlocal failed
             async with places:
                 try:
-                    advance(f"{name} {await _pull(cache, name, shared=shared)}")
+                    advance(await _pull(cache, name, shared=shared))
                 except SandboxError as error:
                     failed += 1
                     advance(f"error: {error}")
@@ -96,23 +96,27 @@ async def _pull_all(cache: ImageCache, wanted: Sequence[str], at_once: int, *, s
         finally:
             await cache.close()
             if shared:
-                await cache.prune(0.0, float("inf"))
+                await cache.room.prune(float("inf"))
     return failed
 
 
 async def _pull(cache: ImageCache, name: str, *, shared: bool) -> str:
-    """Return what was done, as the rest of a sentence. Raises ImageNotFound and ImageUnavailable."""
+    """Return a sentence that says what was done. Raises ImageNotFound and ImageUnavailable."""
+    from rollyard.images.named_image import named_image
+    from rollyard.kinds.values.image_reference import PathImage
+
+    image = named_image(name)
     if shared:
-        done = await cache.share(name)
-        await cache.prune(0.0, float("inf"))
-        return "pulled" if done else "is there"
-    before = cache.has(name)
-    with await cache.get(name) as image:
-        if image.digest:
-            return "is there" if before else "pulled"
-        if not image.root.is_dir():
-            raise ImageUnavailable(name, "there is no such folder: make it, or correct the name", permanent=True)
-        return "is a folder, which sandboxes use where it is"
+        pulled = await cache.share(image)
+        await cache.room.prune(float("inf"))
+    elif isinstance(image, PathImage) and image.kind == "folder":
+        if not await asyncio.to_thread(os.path.isdir, image.path):
+            raise ImageUnavailable(image.text, "there is no such folder: make it, or correct the name", permanent=True)
+        return f"{image.text} is a folder, which sandboxes use where it is"
+    else:
+        pulled = not cache.has(image)
+        await cache.prefetch(image)
+    return f"{image.text} {'pulled' if pulled else 'is there'}"
 
 
 @contextlib.contextmanager

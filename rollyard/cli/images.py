@@ -46,6 +46,7 @@ def list_(shared: Path | None) -> None:
     from rollyard.images.cache import ImageCache
     from rollyard.images.shared_tier import SharedTier
     from rollyard.kinds.schema.columns import age
+    from rollyard.kinds.values.image_reference import parse_image
 
     now = datetime.now(UTC)
     if shared is None:
@@ -54,13 +55,13 @@ def list_(shared: Path | None) -> None:
         rows = [["NAME", "DIGEST", "SIZE", "IN USE", "LAST USED"]]
         for entry in cache.entries():
             used = datetime.fromtimestamp(entry.last_used, UTC)
-            held = "yes" if entry.held else "no"
-            older = entry.name.startswith("built:") and cache.known(entry.name) != entry.digest
+            in_use = "yes" if entry.pinned else "no"
+            older = entry.name.startswith("built:") and cache.known(parse_image(entry.name)) != entry.digest
             name = f"{entry.name} (older build)" if older else entry.name
-            rows.append([name, entry.digest[:19], megabytes(entry.bytes), held, age(used, now)])
+            rows.append([name, entry.digest[:19], megabytes(entry.bytes), in_use, age(used, now)])
         for one in BuiltImages(folder).archives():
-            used, held = datetime.fromtimestamp(one.last_used, UTC), "yes" if cache.is_held(one.image.text) else "no"
-            rows.append([one.image.text, "archive", megabytes(one.bytes), held, age(used, now)])
+            used, in_use = datetime.fromtimestamp(one.last_used, UTC), "yes" if cache.is_pinned(one.image) else "no"
+            rows.append([one.image.text, "archive", megabytes(one.bytes), in_use, age(used, now)])
     else:
         if not shared.is_dir():
             raise click.UsageError(f"--shared: there is no folder {shared}")

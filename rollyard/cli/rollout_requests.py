@@ -18,7 +18,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import ApiError, BadRequest, Invalid, RollyardError
 from rollyard.kinds.rollout import RolloutRequest, Sampling
 from rollyard.kinds.schema.validation import problems_of
-from rollyard.kinds.values.image_reference import absolute_image, parse_image
+from rollyard.kinds.values.image_reference import below, parse_image
 
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
@@ -58,10 +58,9 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
 def given_image(text: str, folder: str) -> str:
     """Return the name of --image in normal form; a relative path is below `folder`. Raises click.UsageError."""
     try:
-        parse_image(text)
+        return below(folder, parse_image(text)).text
     except ValueError as error:
         raise click.UsageError(f"--image: {error}") from None
-    return absolute_image(text, folder)
 
 
 def read_tasks(file: str, prefix: str, given: dict[str, Any], image: str | None = None) -> list[NumberedRequest]:

@@ -13,6 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder; nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a folder, also if its owner may not read some folders below it. What the caller may not delete stays.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +17,11 @@ from rollyard.image_builds.site_network import PROXIES
 from rollyard.image_builds.tree_changes import Layer, Signatures, read_signatures, write_layer
 from rollyard.image_builds.variables import BadText, expand
 from rollyard.image_builds.work_root import WorkRoot
-from rollyard.images.cache import LocalImage
+from rollyard.images.base import ImageConfig
 from rollyard.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
+from rollyard.images.named_image import named_image
 from rollyard.images.oci_manifest import machine
-from rollyard.kinds.values.image_reference import PathImage, absolute_image, parse_image
+from rollyard.kinds.values.image_reference import PathImage
 
 _NAMED_FORMS = ("docker://", "built:", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
 _WHOLE_NAMES = (".", "..")
@@ -132,41 +132,38 @@ class ImageBuild:
         plain = (
             not name.startswith(_NAMED_FORMS) and name not in _WHOLE_NAMES and not name.endswith((".sif", ".squashfs"))
         )
-        whole = f"docker://{name}" if plain else absolute_image(name, os.fspath(self._request.context))
-        self._check_folder(line, whole)
-        self._parts.say(f"FROM {whole}")
         try:
-            local = await self._parts.images.get(whole)
+            image = named_image(f"docker://{name}" if plain else name, self._request.context)
+            self._parts.say(f"FROM {image.text}")
+            if isinstance(image, PathImage) and image.kind == "folder":
+                root = Path(image.path)
+                return await self._base(root, "", self._folder_config(line, root))
+            with await self._parts.images.get(image) as pinned:
+                return await self._base(pinned.root, pinned.digest, pinned.config)
         except (ImageNotFound, ImageUnavailable) as error:
             raise self._file.at(line, f"{error}{self._hint(before, plain)}") from error
-        with local as image:
-            if not image.root.is_dir():
-                raise self._file.at(
-                    line,
-                    f"there is no folder {whole}: name a folder with a root file system, or NAME:TAG of a registry",
-                )
-            try:
-                config = image.config if image.digest else read_folder_config(image.root)
-            except BadFolderConfig as error:
-                raise self._file.at(line, str(error)) from None
-            key, layer = await asyncio.to_thread(self._layer_of, image)
+
+    async def _base(self, root: Path, digest: str, config: ImageConfig) -> ImageState:
+        key, layer = await asyncio.to_thread(self._layer_of, root, digest)
         return ImageState.of_base(key, [] if layer is None else [layer], config)
 
-    def _check_folder(self, line: int, whole: str) -> None:
-        """Raise ImageBuildFailed for a folder of this machine that the Dockerfile may not read."""
-        try:
-            form = parse_image(whole)
-        except ValueError:
-            return  # the images say what is wrong
-        if not isinstance(form, PathImage) or form.kind != "folder":
-            return
-        real = Path(form.path).resolve()
+    def _folder_config(self, line: int, root: Path) -> ImageConfig:
+        """Raise ImageBuildFailed for a folder that is missing, or that the Dockerfile may not read."""
+        real = root.resolve()
         if not any(real.is_relative_to(folder) for folder in (self._request.context, *self._request.folders)):
             raise self._file.at(
                 line,
-                f"{form.path} is outside of the context, and a Dockerfile may not read it: if you trust the file, "
+                f"{root} is outside of the context, and a Dockerfile may not read it: if you trust the file, "
                 f"add --allow-folder {shlex.quote(str(real))}",
             )
+        if not root.is_dir():
+            raise self._file.at(
+                line, f"there is no folder {root}: name a folder with a root file system, or NAME:TAG of a registry"
+            )
+        try:
+            return read_folder_config(root)
+        except BadFolderConfig as error:
+            raise self._file.at(line, str(error)) from None
 
     def _hint(self, before: int, plain: bool) -> str:
         """Return what one can write in place of an image that cannot be had."""
@@ -179,14 +176,14 @@ class ImageBuild:
         )
         return earlier + other
 
-    def _layer_of(self, image: LocalImage) -> tuple[str, Layer | None]:
-        """Return the key and the layer of an image. A folder is as before if no file in it has changed."""
-        signatures = None if image.digest else read_signatures(image.root, foreign=True)
-        key = digest_of(["image", image.digest if signatures is None else sorted(signatures.items())])
+    def _layer_of(self, root: Path, digest: str) -> tuple[str, Layer | None]:
+        """Return the key and the layer of an image. A folder has no digest; it is as before if no file in it has changed."""
+        signatures = None if digest else read_signatures(root, foreign=True)
+        key = digest_of(["image", digest if signatures is None else sorted(signatures.items())])
         known = self._parts.store.find(key)
         if known is not None:
             return key, known.layer
-        layer = self._pack(image.root, signatures or read_signatures(image.root, foreign=True))
+        layer = self._pack(root, signatures or read_signatures(root, foreign=True))
         self._parts.store.keep(key, layer)
         return key, layer
 

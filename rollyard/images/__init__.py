@@ -1,1 +1,1 @@
-"""Images of sandboxes on a node: pulled or built once, kept in a cache, and held while a sandbox uses them."""
+"""Images of sandboxes on a node: pulled or built once, kept in a cache, and pinned while a sandbox uses them."""

@@ -55,8 +55,8 @@ class BlobStore:
             return None
         return data if f"sha256:{hashlib.sha256(data).hexdigest()}" == digest else None
 
-    async def fetch(self, origin: BlobOrigin, blobs: Sequence[Descriptor], held: ExitStack) -> list[Path]:
-        """Return the files of the blobs, downloaded where necessary. No eviction deletes them until `held` is closed.
+    async def fetch(self, origin: BlobOrigin, blobs: Sequence[Descriptor], pins: ExitStack) -> list[Path]:
+        """Return the files of the blobs, downloaded where necessary. No eviction deletes them until `pins` is closed.
 
         Raises ImageUnavailable and DiskFull.
         """
@@ -64,7 +64,7 @@ class BlobStore:
 
         async def one(blob: Descriptor) -> None:
             async with places:
-                held.callback((await self._fetch(origin, blob)).release)
+                pins.callback((await self._fetch(origin, blob)).release)
 
         tasks = [asyncio.create_task(one(blob)) for blob in found.values()]
         try:

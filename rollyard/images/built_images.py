@@ -27,9 +27,8 @@ class BuiltArchive:
 
 
 class BuiltImages:
-    def __init__(self, folder: Path, needed: Callable[[str], bool] = lambda name: False) -> None:
-        """`folder`: a node's cache of images, or a shared folder. `needed`: whether an image, by its name in normal form, must
-        stay."""
+    def __init__(self, folder: Path, needed: Callable[[BuiltImage], bool] = lambda image: False) -> None:
+        """`folder`: a node's cache of images, or a shared folder. `needed`: whether an image must stay."""
         self._folder = folder / "built"
         self._needed = needed
 
@@ -65,7 +64,7 @@ class BuiltImages:
                 continue  # a build is replacing it
             try:
                 # an archive that was replaced in the meantime stays
-                if not self._needed(one.image.text) and one.path.stat().st_mtime <= one.last_used:
+                if not self._needed(one.image) and one.path.stat().st_mtime <= one.last_used:
                     one.path.unlink()
                     freed += one.bytes
             except FileNotFoundError:

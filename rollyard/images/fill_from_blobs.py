@@ -18,10 +18,10 @@ async def fill_from_blobs(
     BadManifest."""
     if sum(layer.size for layer in manifest.layers) > room.limit_bytes:  # before anything is downloaded
         raise too_big(name, room.limit_bytes)
-    with ExitStack() as held:
-        await blobs.fetch(origin, [manifest.config], held)
+    with ExitStack() as pins:
+        await blobs.fetch(origin, [manifest.config], pins)
         config = read_config(parse_json(blobs.read(manifest.config.digest) or b""))
-        layers = await blobs.fetch(origin, manifest.layers, held)
+        layers = await blobs.fetch(origin, manifest.layers, pins)
         try:
             await unpack_layers(name, layers, folder / "root", room)
         except BrokenLayer as error:

@@ -22,6 +22,14 @@ class FileLock:
         self._path = path
         self.fd = fd
 
+    @property
+    def held(self) -> bool:
+        return self.fd >= 0
+
+    def again(self) -> FileLock:
+        """Return the same lock for another holder: the kernel releases it when both have."""
+        return FileLock(self._path, os.dup(self.fd))
+
     def release(self) -> None:
         """Release the lock. A second call has no effect."""
         fd, self.fd = self.fd, -1

@@ -137,8 +137,8 @@ class RegistrySource:
                 while (wanted := search.next(data)) is not None:
                     data, digest = await client.manifest(wanted.digest)
                 config = read_manifest(parse_json(data)).config
-                with ExitStack() as held:
-                    await self._blobs.fetch(client, [config], held)
+                with ExitStack() as pins:
+                    await self._blobs.fetch(client, [config], pins)
                     read_config(parse_json(self._blobs.read(config.digest) or b""))  # another machine's is not pulled
         except BadManifest as error:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None

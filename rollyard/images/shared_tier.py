@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollyard.core.lagging_files import LAG_POLL_SECONDS, LAG_SECONDS
 from rollyard.core.regular_file import open_regular
-from rollyard.host.removed_folder import remove_folder
+from rollyard.host.removed_folder import remove
 from rollyard.images import flat_image
 from rollyard.images.base import FillRoom, ImageConfig, ImageSource
 from rollyard.images.blob_store import file_name
@@ -86,7 +86,7 @@ class SharedTier:
             return None
         except (flat_image.BrokenFlatImage, BrokenLayer, ValueError, KeyError, TypeError) as error:
             log.warning("%s is damaged (%s), and is made again", path, error)
-            await asyncio.to_thread(_remove, path)
+            await asyncio.to_thread(remove, path)
             await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
             return None
         return config, size
@@ -183,13 +183,6 @@ def _read_config(path: Path) -> ImageConfig:
         raise
     with opened as file:
         return ImageConfig.from_json(flat_image.read_index(file).config)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        remove_folder(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _remove_leftovers(path: Path) -> None:

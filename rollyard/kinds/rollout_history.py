@@ -16,7 +16,7 @@ class HistoryEvent(StrEnum):
     STAGE_BEGUN = "StageBegun"
     ENDPOINT_MOVED = "EndpointMoved"
     HANDED_BACK = "HandedBack"
-    IMAGE_HELD = "ImageHeld"
+    IMAGE_MISSING = "ImageMissing"
     LEASE_LOST = "LeaseLost"
     FAULT = "Fault"
     OUTDATED = "Outdated"

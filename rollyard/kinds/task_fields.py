@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import pydantic
@@ -123,6 +124,13 @@ _MODELS: dict[str, type[MathTask] | type[CodeTask] | type[EnvTask]] = {
 }
 BUILT_IN = frozenset(_MODELS)
 """Task kinds that every node agent has."""
+
+
+def image_field(fields: Mapping[str, Any]) -> str:
+    """Return the name of a task's sandbox image, for every task kind; empty: the pool's default image. Server and node agent
+    both ask here."""
+    name = fields.get("image")
+    return name if isinstance(name, str) else ""
 
 
 def offers_tools(task: Task) -> bool:

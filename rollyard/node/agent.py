@@ -19,6 +19,7 @@ from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.kinds.base import evolve
 from rollyard.kinds.failure_table import NODE_AGENT_ERROR
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node import attachments
 from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.kept_sandboxes import KeptSandboxes
@@ -47,11 +48,11 @@ from rollyard.wire.node import (
     Lease,
     LeaseKey,
     LeaseRef,
+    PrefetchImages,
     RechooseEndpoint,
     Renewed,
     Resize,
     SandboxCounts,
-    StageImages,
     ToNode,
     ToolProofs,
     UnreadableLease,
@@ -100,6 +101,7 @@ class NodeAgent:
     ) -> None:
         """`first`: the first connection; its Welcome holds until the job ends. `hello`: what every Hello says."""
         welcome = first.welcome
+        default = welcome.sandbox.default_image
         self._link = link
         self._http = http
         self._tokens = TokenClient(models)
@@ -121,7 +123,7 @@ class NodeAgent:
             kept=KeptSandboxes(max(1, welcome.places // KEPT_SHARE), self._kept_changed),
             pools=StagePools(widths),
             sandboxes=WarmSandboxes(room.factory, welcome.sandbox.warm.max, room.capacity),
-            images=ImagePulls(room.factory.images, connection.send, welcome.sandbox.default_image),
+            images=ImagePulls(room.factory.images, connection.send, None if default is None else parse_image(default)),
             handlers=handlers,
             uploads=ResultUploads(link, http),
             templates=templates,
@@ -213,8 +215,8 @@ class NodeAgent:
                 self._node.sandboxes.drain()
                 await self._node.kept.close()
                 self._heartbeat_soon()
-            case StageImages(images=images):
-                self._node.images.stage(images)
+            case PrefetchImages(images=images):
+                self._node.images.prefetch(images)
             case Resize(widths=widths, places=places):
                 known = {stage: widths[stage] for stage in Stage if stage in widths}
                 places = min(places, self._room.most)

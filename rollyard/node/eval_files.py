@@ -64,8 +64,8 @@ class EvalFiles:
 
 def check_image(image: str, sandbox: Sandbox) -> None:
     """Raise SnapshotUnusable if the sandbox has another image than the one of a snapshot."""
-    if image != sandbox.held.fingerprint:
+    if image != sandbox.image.fingerprint:
         raise SnapshotUnusable(
             f"the snapshot belongs to {image or 'the default image'}, but the sandbox now has "
-            f"{sandbox.held.fingerprint or 'the default image'}: the image has changed; begin with a rollout of its own"
+            f"{sandbox.image.fingerprint or 'the default image'}: the image has changed; begin with a rollout of its own"
         )

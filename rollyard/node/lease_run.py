@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from rollyard.core.errors import (
@@ -33,12 +34,15 @@ from rollyard.core.errors import (
     TooLarge,
     ToolCallsUnreadable,
 )
-from rollyard.images.cache import LocalImage
+from rollyard.images.named_image import named_image
+from rollyard.images.pinned_image import PinnedImage
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task_fields import image_field
 from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.kinds.values.image_reference import ImageReference
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agent_run import AgentResult, CommandRun, LoopRun
 from rollyard.node.broken_sandbox import judge
@@ -116,12 +120,12 @@ class LeaseRun:
         self._endpoint: str | None = None
         self._for_eval: ExpectedSandbox | None = None
         self._eval_files = EvalFiles()
-        self.default_image = False
+        self.default_image = not image_field(lease.task.fields)
         """True if the task names no image."""
         self.sandbox: Sandbox | None = None
         """The rollout's present sandbox, which may have ended."""
-        self._image_here: LocalImage | None = None
-        """The rollout's image, if it is in the node's cache."""
+        self._pinned: PinnedImage | None = None
+        """The rollout's image, if it is in the node's cache. The sandboxes of the rollout start from it."""
         self._looks: Counter[str] = Counter()
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
         self._harness: Harness | None = None
@@ -180,7 +184,8 @@ class LeaseRun:
         try:
             handler = self._handler()
             if self.stage is not Stage.EVAL or handler.eval_needs_sandbox:
-                async with self._node.images.held(self._image(handler)) as self._image_here:
+                handler.check_image(self._lease.task)
+                async with self._node.images.pinned(self._image) as self._pinned:
                     return await self._stages_or_image_fault(handler)
             return await self._stages(handler)
         except ImageUnavailable:
@@ -204,8 +209,8 @@ class LeaseRun:
         try:
             return await self._stages(handler)
         except (TaskError, SandboxError):
-            if self._image_here is not None:
-                await self._node.images.check_files(self._image_here)
+            if self._pinned is not None:
+                await self._node.images.check_files(self._pinned)
             raise
 
     async def _stages(self, handler: GuardedHandler) -> Outcome:
@@ -299,7 +304,7 @@ class LeaseRun:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
             tools = ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
-            claimed = await self._node.sandboxes.claim(self._sandbox_spec(handler), tools)
+            claimed = await self._node.sandboxes.claim(self._sandbox_spec, tools, self._pinned)
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
             if self._lease.agent.fork_from is not None:
@@ -374,9 +379,9 @@ class LeaseRun:
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(ran.overdue, policy.turns_requested, policy.tokens_arrived, budget)
         await self._check_node(sandbox)
-        if self._image_here is not None and handler.eval_from_snapshot(lease.task):
+        if self._pinned is not None and handler.eval_from_snapshot(lease.task):
             # in a snapshot, a file that somebody has deleted from the image looks as if the agent had deleted it
-            await self._node.images.check_files(self._image_here)
+            await self._node.images.check_files(self._pinned)
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             await snapshots.run_ended(len(ran.turns))
@@ -407,10 +412,10 @@ class LeaseRun:
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
-        if self._image_here is not None:  # else the start would wait until this rollout lets go of it
-            await asyncio.to_thread(self._image_here.check)
+        if self._pinned is not None:  # else the start would wait until this rollout lets go of it
+            await asyncio.to_thread(self._pinned.check)
         coming = self._for_eval or self._node.sandboxes.expect(self._eval_spec(handler))
-        fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim()))
+        fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim(self._pinned)))
         if handler.eval_from_snapshot(task):
             await self._eval_files.restore(fresh, self._node.uploads, self.ref)
         score = await handler.evaluate(task, run.artifact, fresh, turns, seconds)
@@ -423,7 +428,7 @@ class LeaseRun:
 
         @contextlib.asynccontextmanager
         async def started(*, with_files: bool) -> AsyncIterator[Sandbox]:
-            async with await self._node.sandboxes.claim(spec) as sandbox:
+            async with await self._node.sandboxes.claim(spec, pinned=self._pinned) as sandbox:
                 self.sandbox = sandbox
                 if with_files:
                     await self._eval_files.restore(sandbox, self._node.uploads, self.ref)
@@ -439,8 +444,8 @@ class LeaseRun:
     async def _check_node(self, sandbox: Sandbox) -> None:
         """Raise NodeFault or ImageUnavailable if what the sandbox's processes did may be the node's doing: it lacked something,
         or files that the sandbox shows were deleted."""
-        if self._image_here is not None:
-            await asyncio.to_thread(self._image_here.check)
+        if self._pinned is not None:
+            await asyncio.to_thread(self._pinned.check)
         if fault := await self._node_fault(sandbox):
             raise NodeFault(fault)
 
@@ -466,26 +471,27 @@ class LeaseRun:
                 await sandbox.close()
 
     def _eval_spec(self, handler: GuardedHandler) -> SandboxSpec:
-        spec = self._sandbox_spec(handler)
+        spec = self._sandbox_spec
         if not handler.eval_from_snapshot(self._lease.task):
             return spec
         return replace(spec, limits=replace(spec.limits, disk_bytes=spec.limits.disk_bytes + EVAL_DISK_BYTES))
 
-    def _sandbox_spec(self, handler: GuardedHandler) -> SandboxSpec:
+    @property
+    def _sandbox_spec(self) -> SandboxSpec:
         pool = self._node.sandbox
         limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
         return SandboxSpec(
-            image=self._image(handler),
+            image=self._image,
             limits=limits,
             host_network=pool.host_network,
             allowed_hosts=tuple(map(HostPattern.parse, pool.allowed_hosts)),
             gpus=pool.gpus,
         )
 
-    def _image(self, handler: GuardedHandler) -> str | None:
-        named = handler.image(self._lease.task)
-        self.default_image = not named
-        return named or self._node.sandbox.default_image
+    @cached_property
+    def _image(self) -> ImageReference | None:
+        """The image that the task names, or the pool's default image. Raises ImageNotFound."""
+        return self._node.images.default if self.default_image else named_image(image_field(self._lease.task.fields))
 
     def _budget(self, stage: Stage) -> float:
         """Return the time budget in seconds: the pool's, or the rollout's if that is shorter."""

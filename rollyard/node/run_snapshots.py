@@ -68,7 +68,7 @@ class RunSnapshots:
         await asyncio.gather(*self._tasks)
 
     async def _take(self, turn: int, eval_files: EvalFiles | None = None) -> None:
-        header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint)
+        header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.image.fingerprint)
         limits: dict[str, int] = {"most_compressed": MAX_SNAPSHOT_BYTES}
         if eval_files is not None:  # a sandbox whose disk is full has names, modes and holes beside its bytes
             limits = {"limit_bytes": EVAL_ARCHIVES * self._sandbox.spec.limits.disk_bytes}
@@ -88,7 +88,7 @@ class RunSnapshots:
 
     def _tell_missing(self, turn: int, why: str) -> None:
         log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, turn, why)
-        header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint, error=why)
+        header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.image.fingerprint, error=why)
         self._tasks.append(asyncio.create_task(self._upload(header, None)))
 
     async def _upload(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:

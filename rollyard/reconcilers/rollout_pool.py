@@ -18,7 +18,7 @@ from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, C
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.staleness import POLICY_ROLE
-from rollyard.store.base import ImageHold
+from rollyard.store.base import MissingImage
 from rollyard.wire.node import IMAGE_REASON
 
 
@@ -78,7 +78,7 @@ def _member(allocation: Allocation, connected: bool, load: int) -> Member:
     return Member(allocation, connected, load, silent)
 
 
-def _images_ready(pool: RolloutPool, failing: Sequence[ImageHold]) -> list[ConditionUpdate]:
+def _images_ready(pool: RolloutPool, failing: Sequence[MissingImage]) -> list[ConditionUpdate]:
     """Return the condition. It appears when an image fails for the first time."""
     if failing:
         first, more = failing[0].message, len(failing) - 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.kinds.values.image_reference import ImageReference
 from rollyard.sandbox.gpus import Gpu
 from rollyard.sandbox.printed_output import NOTHING, PrintedOutput
 from rollyard.sandbox.starter.client import Launch
@@ -49,10 +50,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """Image and limits of a sandbox. `image`: a `.sif` file, a folder with a root file system, or None for the default image:
-    this machine's own /usr, read-only, in a small root folder. The default image needs no download."""
+    """Image and limits of a sandbox. `image`: None for the default image: this machine's own /usr, read-only, in a small root
+    folder. The default image needs no download."""
 
-    image: str | None
+    image: ImageReference | None
     limits: Limits
     env: Mapping[str, str] = field(default_factory=dict)
     host_network: bool = False

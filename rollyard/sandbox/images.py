@@ -1,4 +1,4 @@
-"""Maps the name of an image to a folder that a runtime can use as a root file system."""
+"""Maps an image to a folder that a runtime can use as a root file system, and keeps it on this machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.images.base import ImageConfig
-from rollyard.images.cache import ImageCache, LocalImage
+from rollyard.images.cache import ImageCache
 from rollyard.images.folder_config import BadFolderConfig, read_folder_config
 from rollyard.images.path_in_root import path_in_root
+from rollyard.images.pinned_image import PinnedImage
 from rollyard.images.settings import CacheSettings
-from rollyard.kinds.values.image_reference import FORMS, PathImage, absolute_image, parse_image
-from rollyard.sandbox.base import OWN, Root, Runtime
+from rollyard.kinds.values.image_reference import FORMS, ImageReference, PathImage
+from rollyard.sandbox.base import OWN, Root
 from rollyard.sandbox.build_once import build_once
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
@@ -38,11 +38,12 @@ _ETC = {
 
 
 @dataclass(frozen=True)
-class HeldRoot:
+class PinnedRoot:
     """The root of an image, which stays on this machine until `release`."""
 
     root: Root
-    image: LocalImage | None = None
+    image: PinnedImage | None = None
+    """None: the image is used where it is."""
     identity: tuple[object, ...] | None = None
     """Marks of the image's file or folder. Another file or folder under the same name has others."""
 
@@ -66,97 +67,43 @@ class _NoRoot(Exception):
 
 
 class Images:
-    """Resolves image names. An image that must be unpacked is unpacked once on a node, into `cache`."""
+    """The images of a node's sandboxes. An image that must be unpacked is unpacked once on a node, into `cache`."""
 
-    def __init__(self, runtime: Runtime, cache: Path, folder: Path, settings: CacheSettings | None = None) -> None:
-        self._runtime = runtime
-        self._cache = cache
+    def __init__(self, folder: Path, settings: CacheSettings | None = None) -> None:
+        """`folder`: folder for everything that is built once on a node."""
         self._folder = folder
-        """Folder below which relative names are looked up."""
-        self._settings = settings
-        self._pulled: ImageCache | None = None
-        self.full = Signal[[]]()
-        """Signal of the cache: the images in use fill it."""
+        self.cache = ImageCache(folder / "image-cache", settings)
 
-    @property
-    def pulled(self) -> ImageCache:
-        """The node's cache of pulled images."""
-        if self._pulled is None:
-            self._pulled = ImageCache(self._cache / "image-cache", self._settings)
-            self._pulled.full.connect(self.full.emit)
-        return self._pulled
-
-    @property
-    def has_cache(self) -> bool:
-        return self._pulled is not None or (self._cache / "image-cache").is_dir()
-
-    def name_in_cache(self, image: str | None) -> str | None:
-        """Return the normal form of an image's name; None if the image is used where it is, or if its name cannot be
-        parsed."""
-        if image is None:
-            return None
-        with contextlib.suppress(ValueError):
-            name = self.whole_name(image)
-            reference = parse_image(name)
-            if not isinstance(reference, PathImage):
-                return name
-            if reference.kind != "folder" and not os.path.isdir(reference.path):
-                return name
-        return None
-
-    def whole_name(self, image: str) -> str:
-        """Return the normal form of an image's name, with an absolute path."""
-        return absolute_image(image, str(self._folder))
-
-    async def hold(self, image: str | None) -> HeldRoot:
+    async def pin(self, image: ImageReference | None, pinned: PinnedImage | None = None) -> PinnedRoot:
         """Return the root of an image, and keep the image on this machine until it is released. An image that is not a folder
-        is pulled or unpacked into the node's cache if it is missing there.
+        is pulled or unpacked into the node's cache if it is missing there. `pinned`: the image, if the caller pins it.
 
         Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound, for which no retry helps.
         """
-        name = self.name_in_cache(image)
-        if name is None:
-            identity = await asyncio.to_thread(self._identity, image) if image is not None else None
-            return HeldRoot(await asyncio.to_thread(self.root, image), identity=identity)
-        local = await self.pulled.get(name)
+        if image is None:
+            return PinnedRoot(await asyncio.to_thread(default_root, self._folder))
+        if is_in_place(image):
+            identity = await asyncio.to_thread(_identity, image)
+            return PinnedRoot(await asyncio.to_thread(self.folder_root, image), identity=identity)
+        local = await self.cache.get(image) if pinned is None else pinned.again()
         try:
-            root = _configured(self._root_of_folder(local.root), local.config)
+            return PinnedRoot(_configured(self._root_of_folder(local.root), local.config), local)
         except BaseException as error:
             local.release()
             if isinstance(error, _NoRoot | BadFolderConfig):
-                raise ImageNotFound(f"the image {name}: {error}") from None
+                raise ImageNotFound(f"the image {image.text}: {error}") from None
             raise
-        return HeldRoot(root, local)
 
-    def is_current(self, image: str, held: HeldRoot) -> bool:
-        """Return whether `hold` would give the same root now. No registry is asked."""
-        if held.image is not None:
-            return self.pulled.is_current(self.whole_name(image), held.image)
-        return held.identity is not None and held.identity == self._identity(image)
+    def is_current(self, image: ImageReference, pinned: PinnedRoot) -> bool:
+        """Return whether `pin` would give the same root now. No registry is asked."""
+        if pinned.image is not None:
+            return self.cache.known(image) == pinned.image.digest
+        return pinned.identity is not None and pinned.identity == _identity(image)
 
-    def _identity(self, image: str | None) -> tuple[object, ...] | None:
-        try:
-            path = (self._folder / (image or "")).resolve()
-            info = path.stat()
-        except (OSError, ValueError):
-            return None
-        return path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
-
-    async def close(self) -> None:
-        """End the pulls that are under way."""
-        if self._pulled is not None:
-            await self._pulled.close()
-
-    def root(self, image: str | None) -> Root:
-        """Return the root of the default image, or of a folder. Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound
-        for what can never be an image."""
-        if image is None:
-            return default_root(self._cache)
-        try:
-            parse_image(image)
-        except ValueError as error:
-            raise ImageNotFound(f"{error}, or null for the default image") from None
-        name = self.whole_name(image)
+    def folder_root(self, image: ImageReference) -> Root:
+        """Return the root of an image that is used where it is. Raises ImageUnavailable, and ImageNotFound for what can never
+        be an image."""
+        name = image.text
         try:
             if not os.path.exists(name):  # Path.exists raises if a name is too long
                 raise _NoRoot(f"there is no such folder: make it, or {_IMAGE_FORMS}")
@@ -164,7 +111,7 @@ class Images:
                 raise _NoRoot(f"it is not a folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
             folder = Path(name).resolve()
             if own := next(
-                (own for own in (Path(os.path.expanduser("~")), self._cache) if own.resolve().is_relative_to(folder)),
+                (own for own in (Path(os.path.expanduser("~")), self._folder) if own.resolve().is_relative_to(folder)),
                 None,
             ):
                 raise ImageNotFound(
@@ -182,6 +129,20 @@ class Images:
                 f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
             )
         return _configured(_plain_root(folder), read_folder_config(folder))
+
+
+def is_in_place(image: ImageReference) -> bool:
+    """Return whether an image is a folder, which is used where it is."""
+    return isinstance(image, PathImage) and (image.kind == "folder" or os.path.isdir(image.path))
+
+
+def _identity(image: ImageReference) -> tuple[object, ...] | None:
+    try:
+        path = Path(image.text).resolve()
+        info = path.stat()
+    except (OSError, ValueError):
+        return None
+    return path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def default_root(cache: Path) -> Root:

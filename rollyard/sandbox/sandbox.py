@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from rollyard.core.aio import Signal
 from rollyard.core.errors import (
     SandboxBroken,
     SandboxLost,
@@ -32,6 +31,7 @@ from rollyard.core.errors import (
     TooLarge,
 )
 from rollyard.host.node_cache import node_cache
+from rollyard.images.pinned_image import PinnedImage
 from rollyard.images.settings import CacheSettings
 from rollyard.sandbox import egress_proxy
 from rollyard.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
@@ -41,7 +41,7 @@ from rollyard.sandbox.egress_proxy import EgressProxy
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.sandbox.gate import Gate
 from rollyard.sandbox.gpus import Gpu, GpuCounter, TakenGpus, allocated_gpus, visible_gpus
-from rollyard.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
+from rollyard.sandbox.images import Images, PinnedRoot, with_certificates, with_name_service
 from rollyard.sandbox.memory_guard.client import KernelKills, MemoryGuard, OverLimit
 from rollyard.sandbox.printed_output import PrintedOutput
 from rollyard.sandbox.process_refusals import ProcessRefusals
@@ -94,7 +94,7 @@ class Sandbox:
         gate: Gate,
         guard: MemoryGuard,
         spec: SandboxSpec,
-        held: HeldRoot,
+        image: PinnedRoot,
         gpus: TakenGpus,
         refusals: ProcessRefusals,
         files: Sequence[tuple[Path, tuple[int, int] | None]],
@@ -102,7 +102,7 @@ class Sandbox:
         """`files`: folders of this machine that the sandbox shows, with their identities."""
         self.id = sandbox_id
         self.spec = spec
-        self.held = held
+        self.image = image
         self._gpus = gpus
         self._launcher = launcher
         self._connection = connection
@@ -128,7 +128,7 @@ class Sandbox:
     @property
     def workdir(self) -> str:
         """Folder in which the tools start: the image's working folder, or /workspace if it names none."""
-        return posixpath.join("/", self.held.root.workdir or WORKSPACE)
+        return posixpath.join("/", self.image.root.workdir or WORKSPACE)
 
     async def prepare(self, tools: Sequence[str]) -> None:
         """Start `tools` before their first calls. "bash" starts in 10 ms, "ipython" in half a second."""
@@ -274,7 +274,7 @@ class Sandbox:
             await self._egress.close()
             await self._launcher.end()
         finally:
-            self.held.release()
+            self.image.release()
             self._gpus.release()
 
     async def __aenter__(self) -> Self:
@@ -325,17 +325,15 @@ class SandboxFactory:
         runtime: Runtime,
         *,
         cache: Path | None = None,
-        images: Path | None = None,
         image_settings: CacheSettings | None = None,
         cgroups: SandboxCgroups | None = None,
     ) -> None:
-        """`cache`: folder for everything that is built once on a node. `images`: folder below which relative image names
-        are looked up; default: the working directory. `cgroups`: cgroup of the sandboxes; None: the memory guard alone
-        limits their memory. The factory closes it."""
+        """`cache`: folder for everything that is built once on a node. `cgroups`: cgroup of the sandboxes; None: the memory
+        guard alone limits their memory. The factory closes it."""
         self._cgroups = cgroups
         self._runtime = runtime
         self._cache = cache or node_cache()
-        self.images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
+        self.images = Images(self._cache, image_settings)
         self._own_python: Path | None = None
         self.preparing = ""
         """Work that is done once on this node before a sandbox can start; empty if there is none."""
@@ -346,14 +344,10 @@ class SandboxFactory:
         self._open: set[Sandbox] = set()
         self._started = 0
 
-    @property
-    def images_full(self) -> Signal[[]]:
-        """Signal: the images of sandboxes fill the cache of images, and another image needs room."""
-        return self.images.full
-
-    async def start(self, spec: SandboxSpec, *, with_bash: bool = True) -> Sandbox:
+    async def start(self, spec: SandboxSpec, *, pinned: PinnedImage | None = None, with_bash: bool = True) -> Sandbox:
         """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
-        SandboxStartFailed. `with_bash`: bash starts too, and may not be ready yet."""
+        SandboxStartFailed. `pinned`: the image, if the caller pins it. `with_bash`: bash starts too, and may not be ready
+        yet."""
         if self._own_python is None or not self._own_python.is_dir():  # a cleaner of old files may have deleted it
             self.preparing = (
                 f"copies Python and IPython for the inside of sandboxes to {self._cache}, once on this node"
@@ -362,13 +356,13 @@ class SandboxFactory:
                 self._own_python = await asyncio.to_thread(own_python, self._cache)
             finally:
                 self.preparing = ""
-        held = await self.images.hold(spec.image)
+        image = await self.images.pin(spec.image, pinned)
         gpus = None
         try:
             gpus = await self._gpus.take(spec.gpus)
-            return await self._start(spec, held, self._own_python, with_bash, gpus)
+            return await self._start(spec, image, self._own_python, with_bash, gpus)
         except BaseException:
-            held.release()
+            image.release()
             if gpus is not None:
                 gpus.release()
             raise
@@ -384,8 +378,10 @@ class SandboxFactory:
             raise
         return sandbox
 
-    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path, with_bash: bool, gpus: TakenGpus) -> Sandbox:
-        root = held.root
+    async def _start(
+        self, spec: SandboxSpec, image: PinnedRoot, own: Path, with_bash: bool, gpus: TakenGpus
+    ) -> Sandbox:
+        root = image.root
         if spec.image is None and (spec.host_network or spec.allowed_hosts):
             root = with_certificates(root)
         if spec.host_network:
@@ -416,7 +412,7 @@ class SandboxFactory:
             gate.close()
             await launcher.end()
             raise
-        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, held, gpus, self._refusals, files)
+        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, image, gpus, self._refusals, files)
         self._open = {other for other in self._open if other.alive} | {sandbox}
         if spec.allowed_hosts:
             try:
@@ -430,14 +426,14 @@ class SandboxFactory:
         """Return whether a new sandbox of this image would have the same root. No registry is asked: the answer is no if
         the image's tag must be looked up again."""
         image = sandbox.spec.image
-        return image is None or await asyncio.to_thread(self.images.is_current, image, sandbox.held)
+        return image is None or await asyncio.to_thread(self.images.is_current, image, sandbox.image)
 
     async def close(self) -> None:
         async with asyncio.TaskGroup() as group:
             for sandbox in self._open:
                 group.create_task(sandbox.close())
         self._open = set()
-        await self.images.close()
+        await self.images.cache.close()
         await asyncio.to_thread(self._guard.close)
         await asyncio.to_thread(self._starter.close)
         self._refusals.close()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import BinaryIO
 
+from rollyard.images.named_image import named_image
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.sandbox.base import Limits, SandboxSpec
@@ -35,7 +36,8 @@ async def open_sandbox(
     Raises SandboxStartFailed, ImageNotFound, ImageUnavailable, SnapshotUnusable, and ValueError for a wrong host.
     """
     hosts = tuple(HostPattern.parse(host) for host in allowed_hosts)
-    spec = SandboxSpec(image, limits or Limits(), env or {}, allowed_hosts=hosts)
+    named = None if image is None else named_image(image)
+    spec = SandboxSpec(named, limits or Limits(), env or {}, allowed_hosts=hosts)
     chosen = await asyncio.to_thread(find_runtime, runtime)
     async with SandboxFactory(chosen, image_settings=images) as factory:
         starting = factory.start(spec) if snapshot is None else factory.start_from(spec, snapshot)

@@ -19,6 +19,7 @@ from typing import Any
 
 from rollyard.core.aio import Waker, end_tasks
 from rollyard.core.errors import RollyardError, SandboxError, SandboxLost
+from rollyard.images.pinned_image import PinnedImage
 from rollyard.sandbox.base import SandboxSpec
 from rollyard.sandbox.free_memory import free_memory
 from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
@@ -73,7 +74,10 @@ class ExpectedSandbox:
     """A claim that will come."""
 
     def __init__(
-        self, shape: _Shape, claim: Callable[[_Shape], Coroutine[Any, Any, Sandbox]], dropped: Callable[[], None]
+        self,
+        shape: _Shape,
+        claim: Callable[[_Shape, PinnedImage | None], Coroutine[Any, Any, Sandbox]],
+        dropped: Callable[[], None],
     ) -> None:
         self._shape = shape
         self._claim = claim
@@ -82,10 +86,10 @@ class ExpectedSandbox:
         self._is_open = True
         shape.expected.append(self._at)
 
-    async def claim(self) -> Sandbox:
+    async def claim(self, pinned: PinnedImage | None = None) -> Sandbox:
         """Return a sandbox, as WarmSandboxes.claim."""
         self._close()
-        return await self._claim(self._shape)
+        return await self._claim(self._shape, pinned)
 
     def drop(self) -> None:
         """End the announcement without a claim. After `claim` and after another `drop` this has no effect."""
@@ -122,7 +126,7 @@ class WarmSandboxes:
         self._starts: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        factory.images_full.connect(self._let_images_go)
+        factory.images.cache.room.full.connect(self._let_images_go)
 
     @property
     def counts(self) -> WarmCounts:
@@ -134,14 +138,15 @@ class WarmSandboxes:
         """Work that is done once on this node before a sandbox can start; empty if there is none."""
         return self._factory.preparing
 
-    async def claim(self, spec: SandboxSpec, tools: Sequence[str] = ()) -> Sandbox:
-        """Return a sandbox in which `tools` are ready: a warm one, or a new one. The caller must close it.
+    async def claim(self, spec: SandboxSpec, tools: Sequence[str] = (), pinned: PinnedImage | None = None) -> Sandbox:
+        """Return a sandbox in which `tools` are ready: a warm one, or a new one. The caller must close it. `pinned`: the image
+        of a new one, if the caller pins it.
 
         Raises as SandboxFactory.start and Sandbox.prepare.
         """
         shape = self._shape(spec, tools)
         shape.claims.append(asyncio.get_running_loop().time())
-        return await self._claim(shape)
+        return await self._claim(shape, pinned)
 
     def expect(self, spec: SandboxSpec, tools: Sequence[str] = ()) -> ExpectedSandbox:
         """Announce a claim. The caller must claim or drop what this method returns."""
@@ -169,7 +174,7 @@ class WarmSandboxes:
 
     # claims
 
-    async def _claim(self, shape: _Shape) -> Sandbox:
+    async def _claim(self, shape: _Shape, pinned: PinnedImage | None) -> Sandbox:
         shape.claimed_at = asyncio.get_running_loop().time()
         self._changed.wake()
         while (sandbox := await self._take(shape)) is not None:
@@ -179,7 +184,7 @@ class WarmSandboxes:
                 return sandbox
             self._end(sandbox)
         self._cold += 1
-        return await self._start_cold(shape)
+        return await self._start_cold(shape, pinned)
 
     async def _take(self, shape: _Shape) -> Sandbox | None:
         """Return a warm sandbox, or one that is starting now and that nobody waits for; None if there is neither."""
@@ -214,11 +219,11 @@ class WarmSandboxes:
             raise
         return True
 
-    async def _start_cold(self, shape: _Shape) -> Sandbox:
+    async def _start_cold(self, shape: _Shape, pinned: PinnedImage | None) -> Sandbox:
         self._cold_starts += 1
         self._make_place()
         try:
-            sandbox = await self._factory.start(shape.spec)
+            sandbox = await self._factory.start(shape.spec, pinned=pinned)
             self._in_use.add(sandbox)
         finally:
             self._cold_starts -= 1
@@ -313,7 +318,8 @@ class WarmSandboxes:
             sandbox = await self._started(shape)
         except (RollyardError, OSError) as error:
             shape.failed_until = asyncio.get_running_loop().time() + FAILED_SECONDS
-            log.warning("no warm sandbox of %s for %g s: %s", shape.spec.image or "/usr", FAILED_SECONDS, error)
+            image = "/usr" if shape.spec.image is None else shape.spec.image.text
+            log.warning("no warm sandbox of %s for %g s: %s", image, FAILED_SECONDS, error)
         finally:
             shape.starting -= 1
             self._hand_out(shape, sandbox)

@@ -35,10 +35,10 @@ from rollyard.server.batches.settlement import Settlements
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
-from rollyard.server.rollouts.image_holds import ImageHolds
 from rollyard.server.rollouts.image_prefetcher import ImagePrefetcher
 from rollyard.server.rollouts.lease_expiry import LeaseExpiry
 from rollyard.server.rollouts.leases import Leases
+from rollyard.server.rollouts.missing_images import MissingImages
 from rollyard.server.rollouts.move_hints import MoveHints
 from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
@@ -119,7 +119,7 @@ class Parts:
         self.rollouts = rollouts = RolloutService(
             records, clock, node_agents, leases, settlements.settle_ended, pools.max_attempts
         )
-        self.images = ImageHolds(rollouts, clock, node_agents, pool=pools.rollout_pool)
+        self.images = MissingImages(rollouts, clock, node_agents, pool=pools.rollout_pool)
         self.image_prefetcher = ImagePrefetcher(records, clock, node_agents, pool=pools.rollout_pool)
         self.queue_limit = QueueLimit(records, clock)
         self.lease_expiry = LeaseExpiry(self.rollouts)
@@ -219,7 +219,7 @@ class _Wakes:
         wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
         wake(p.settlements.batch_changed, p.batches.notify)
         wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
-        wake(p.images.holds_changed, self.show_images)
+        wake(p.images.changed, self.show_images)
         wake(p.sessions.session_refused, self.reconcile_inference_pool)
 
     def dispatch_to(self, agent: ConnectedNodeAgent) -> None:

@@ -123,9 +123,9 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageHold:
+class MissingImage:
     """An image that a pool's node agents do not have now. The pool's queued rollouts of this image wait until `until`.
-    Then one of them is granted and tries the image. If the image is there, the hold is deleted."""
+    Then one of them is granted and tries the image. If the image is there, this row is deleted."""
 
     pool: PoolKey
     image: str

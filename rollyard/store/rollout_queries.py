@@ -1,5 +1,5 @@
-"""Queries about rollouts, for the read connections and for the writer. Each method except `queue_places`, `count_held` and
-`images_needed` is one statement, so it reads a single state of the store."""
+"""Queries about rollouts, for the read connections and for the writer. Each method except `queue_places`,
+`count_without_image` and `images_needed` is one statement, so it reads a single state of the store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.kinds.task_fields import image_field
 from rollyard.kinds.values.image_reference import normal_form
-from rollyard.store import image_hold_rows, row_codec
-from rollyard.store.base import ImageHold, RolloutFilter, RolloutRecord, StoredSnapshot
+from rollyard.store import missing_image_rows, row_codec
+from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, StoredSnapshot
 
 Counts = dict[tuple[Stage, Status], int]
 
@@ -110,12 +111,12 @@ class RolloutQueries:
     ) -> dict[Stage, dict[int, int]]:
         """Places in a pool's queue: stage -> seq of a record -> number of records of this stage before this record.
 
-        Each stage has at most `limit` places. Records in back-off at `now`, and records whose image is held at `now`, do
+        Each stage has at most `limit` places. Records in back-off at `now`, and records whose image is missing at `now`, do
         not count. `default_image`: image of the records that name none.
         """
-        free, held = image_hold_rows.free_condition(PoolKey(namespace, pool), default_image, now)
+        triable, image_values = missing_image_rows.triable_condition(PoolKey(namespace, pool), default_image, now)
         found = {}
-        for stage, also, values in ((Stage.INIT, free, held), (Stage.EVAL, "", [])):
+        for stage, also, values in ((Stage.INIT, triable, image_values), (Stage.EVAL, "", [])):
             query = (
                 "SELECT seq FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
                 f"AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? {also} "
@@ -127,33 +128,33 @@ class RolloutQueries:
 
     # images
 
-    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
-        """Held images of one pool or of all, in order of their names."""
+    def missing_images(self, pool: PoolKey | None = None) -> list[MissingImage]:
+        """Missing images of one pool or of all, in order of their names."""
         where, values = ("WHERE namespace = ? AND pool = ?", tuple(pool)) if pool is not None else ("", ())
-        return [image_hold_rows.from_row(r) for r in self._db.execute(image_hold_rows.select(where), values)]
+        return [missing_image_rows.from_row(r) for r in self._db.execute(missing_image_rows.select(where), values)]
 
-    def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
+    def count_without_image(self, pool: PoolKey, default_image: str, now: float) -> int:
         """Number of rollouts that wait for INIT and cannot be granted now because of their images. If an image may be
         tried at `now`, one of its rollouts can be granted."""
-        due = {hold.image for hold in self.image_holds(pool) if hold.until <= now}
-        held, values = image_hold_rows.held_condition(pool, default_image)
+        due = {one.image for one in self.missing_images(pool) if one.until <= now}
+        missing, values = missing_image_rows.missing_condition(pool, default_image)
         query = (
             "SELECT image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
-            f"AND namespace = ? AND pool = ? AND stage = 'INIT' {held} GROUP BY image"
+            f"AND namespace = ? AND pool = ? AND stage = 'INIT' {missing} GROUP BY image"
         )
         rows = self._db.execute(query, (*pool, *values))
         return sum(count - ((image or default_image) in due) for image, count in rows)
 
     def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
         """Images of the first `limit` rollouts that can be granted and wait for INIT, with the number of these rollouts.
-        The images are in the order of the queue. Held images are left out."""
-        free, held = image_hold_rows.free_condition(pool, default_image, now)
+        The images are in the order of the queue. Missing images are left out."""
+        triable, image_values = missing_image_rows.triable_condition(pool, default_image, now)
         query = (
             "SELECT image FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
-            f"AND namespace = ? AND pool = ? AND stage = 'INIT' AND not_before <= ? {free} "
+            f"AND namespace = ? AND pool = ? AND stage = 'INIT' AND not_before <= ? {triable} "
             "ORDER BY priority DESC, queue_rank, seq LIMIT ?"
         )
-        rows = self._db.execute(query, (*pool, now, *held, limit))
+        rows = self._db.execute(query, (*pool, now, *image_values, limit))
         return dict(Counter(image or default_image for (image,) in rows if image or default_image))
 
     def images_needed(self) -> set[str]:
@@ -166,7 +167,7 @@ class RolloutQueries:
             "(SELECT series.digest FROM batches INDEXED BY batches_running JOIN series "
             "ON series.namespace = batches.namespace AND series.name = batches.series WHERE batches.status = 'Running')"
         )
-        of_batches = {normal_form(image) for (image,) in self._db.execute(query)}
+        of_batches = {normal_form(image_field({"image": image})) for (image,) in self._db.execute(query)}
         return (of_rollouts | of_batches) - {""}
 
 

@@ -41,8 +41,8 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     reward_mean = reading(RolloutQueries.reward_mean)
     count_queued = reading(RolloutQueries.count_queued)
     queue_places = reading(RolloutQueries.queue_places)
-    image_holds = reading(RolloutQueries.image_holds)
-    count_held = reading(RolloutQueries.count_held)
+    missing_images = reading(RolloutQueries.missing_images)
+    count_without_image = reading(RolloutQueries.count_without_image)
     queued_images = reading(RolloutQueries.queued_images)
     images_needed = reading(RolloutQueries.images_needed)
 

@@ -11,11 +11,11 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
-from rollyard.store import image_hold_rows, row_codec, snapshot_table
+from rollyard.store import missing_image_rows, row_codec, snapshot_table
 from rollyard.store.base import (
     BlobRef,
     GroupVersions,
-    ImageHold,
+    MissingImage,
     QueueRanks,
     RolloutRecord,
     StoredSnapshot,
@@ -115,9 +115,9 @@ class Transaction(RolloutQueries):
             if room <= 0:
                 break
             lines = [
-                self._queue_rows(also + free, [*pool, stage.value, now, *values, *held, room])
+                self._queue_rows(also + triable, [*pool, stage.value, now, *values, *image_values, room])
                 for pool in pools
-                for free, held in [_image_condition(pool, stage, default_image, now)]
+                for triable, image_values in [_image_condition(pool, stage, default_image, now)]
             ]
             found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.queue_rank, r.seq)), room))
         return found
@@ -137,12 +137,12 @@ class Transaction(RolloutQueries):
         )
         return [row_codec.from_row(r) for r in self._db.execute(query, (*pool, image, created_before, limit))]
 
-    def put_image_hold(self, hold: ImageHold) -> None:
-        self._db.execute(image_hold_rows.PUT, image_hold_rows.to_row(hold))
+    def put_missing_image(self, missing: MissingImage) -> None:
+        self._db.execute(missing_image_rows.PUT, missing_image_rows.to_row(missing))
 
-    def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
-        """Return whether there was such a hold."""
-        delete = "DELETE FROM image_holds WHERE namespace = ? AND pool = ? AND image = ?"
+    def delete_missing_image(self, pool: PoolKey, image: str) -> bool:
+        """Return whether it was stored."""
+        delete = "DELETE FROM missing_images WHERE namespace = ? AND pool = ? AND image = ?"
         return self._db.execute(delete, (*pool, image)).rowcount > 0
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
@@ -188,8 +188,8 @@ class Transaction(RolloutQueries):
 def _image_condition(pool: PoolKey, stage: Stage, default_image: str | None, now: float) -> tuple[str, list[object]]:
     if default_image is None or stage is not Stage.INIT:
         return "", []
-    free, values = image_hold_rows.free_condition(pool, default_image, now)
-    return f" {free}", values
+    triable, values = missing_image_rows.triable_condition(pool, default_image, now)
+    return f" {triable}", values
 
 
 def _queue_conditions(

@@ -70,8 +70,8 @@ CREATE TABLE tallies (
     PRIMARY KEY (namespace, pool, stage, status)
 ) WITHOUT ROWID;
 
--- Images that cannot be had now; see ImageHold.
-CREATE TABLE image_holds (
+-- Images that cannot be had now; see MissingImage.
+CREATE TABLE missing_images (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, image TEXT NOT NULL, message TEXT NOT NULL, permanent INTEGER NOT NULL,
     registry_down INTEGER NOT NULL, failures INTEGER NOT NULL, since REAL NOT NULL, until REAL NOT NULL,
     trying INTEGER NOT NULL,

@@ -88,9 +88,6 @@ class Handler(Protocol):
     eval_needs_sandbox: bool
     """Whether `evaluate` gets a fresh sandbox. If not, its argument `sandbox` is None."""
 
-    def image(self, task: Task) -> str | None:
-        """Return the sandbox image; None for the pool's default."""
-
     def tools(self, task: Task) -> list[str]:
         """Return names from `agents.tool_schemas.SCHEMAS`, in the order in which the model gets them."""
 

@@ -55,9 +55,6 @@ class CodeHandler:
     async def close(self) -> None:
         await self._checkers.close()
 
-    def image(self, task: Task) -> str | None:
-        return read_code(task).image
-
     def tools(self, task: Task) -> list[str]:
         return ["bash", "editor"]
 

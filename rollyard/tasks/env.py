@@ -18,9 +18,6 @@ from rollyard.trajectory import Turn
 class EnvHandler:
     eval_needs_sandbox = False
 
-    def image(self, task: Task) -> str | None:
-        return read_env(task).image
-
     def tools(self, task: Task) -> list[str]:
         return list(read_env(task).tools)
 

@@ -30,6 +30,7 @@ from rollyard.core.errors import (
     TaskError,
 )
 from rollyard.kinds.rollout import MAX_NOTES_CHARS, Task
+from rollyard.kinds.task_fields import image_field
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Artifact, Environment, Handler, Message, Reply, Score, sum_of_rewards
 from rollyard.tasks.tool_schemas import SCHEMAS
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 OWN_ERRORS = (SandboxError, SandboxBroken, NodeFault, EndpointError, TaskError, Invalid)
 """Errors that keep their meaning when a handler raises them."""
-METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
+METHODS = ("tools", "prompt", "init", "collect", "evaluate")
 _MESSAGES = "a list of messages such as {'role': 'user', 'content': '...'}"
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
@@ -139,11 +140,16 @@ class GuardedHandler(_Guarded):
             if (close := getattr(self._handler, "close", None)) is not None:
                 await close()
 
-    def image(self, task: Task) -> str | None:
+    def check_image(self, task: Task) -> None:
+        """Raise TaskError if the handler has a method `image` that names another image than the task's field does."""
+        if (image := getattr(self._handler, "image", None)) is None:
+            return
         with self._guard("image"):
-            image = self._handler.image(task)
-            self._check("image", image, image is None or _text(image), "a path, or None")
-        return image
+            if (named := image(task) or "") != image_field(task.fields):
+                raise TaskError(
+                    f"image() of task kind {self._kind!r} names {reprlib.repr(named)}: write the image into the task's field "
+                    "`image`, the only place that counts, and delete the method"
+                )
 
     def eval_from_snapshot(self, task: Task) -> bool:
         """Return whether the sandbox of EVAL begins with all files that the sandbox of RUN has changed."""

@@ -29,9 +29,6 @@ class MathHandler:
     async def close(self) -> None:
         await self._checkers.close()
 
-    def image(self, task: Task) -> str | None:
-        return read_math(task).image
-
     def tools(self, task: Task) -> list[str]:
         return ["ipython"]
 

@@ -345,11 +345,11 @@ class Attach(WireMessage):
     """Kind of the attachment (`wire/attach.py`)."""
 
 
-class StageImages(WireMessage):
+class PrefetchImages(WireMessage):
     """Images of rollouts that wait in the queue, those that are needed first at the front. The node agent pulls them before
     their rollouts come. The message replaces the previous one."""
 
-    type: Literal["stage_images"] = "stage_images"
+    type: Literal["prefetch_images"] = "prefetch_images"
     images: list[str]
     """Names in normal form."""
 
@@ -408,7 +408,7 @@ class SnapshotHeader(WireMessage):
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList | ToolProofs
-ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach | StageImages
+ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach | PrefetchImages
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
     "capacity_request": CapacityRequest,
@@ -427,7 +427,7 @@ _TO_NODE: dict[str, type[WireMessage]] = {
     "drain": Drain,
     "resize": Resize,
     "attach": Attach,
-    "stage_images": StageImages,
+    "prefetch_images": PrefetchImages,
 }
 
 

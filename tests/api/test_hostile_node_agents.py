@@ -13,7 +13,7 @@ import pytest
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
-from rollyard.server.rollouts import image_holds
+from rollyard.server.rollouts import missing_images
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.base import WireMessage
 from rollyard.wire.node import (  # fmt: skip
@@ -131,8 +131,8 @@ async def test_a_proof_about_another_pools_model_is_not_believed(serving: Serve)
 
 
 async def test_floods_of_names_and_impossible_numbers(serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_holds, "MOST_READY", 100)
-    monkeypatch.setattr(image_holds, "MOST_HOLDS", 10)
+    monkeypatch.setattr(missing_images, "MOST_READY", 100)
+    monkeypatch.setattr(missing_images, "MOST_MISSING", 10)
     async with serving() as api, hostile(api) as agent:
         names = [f"docker://r/{i}" for i in range(300)]
         faults = [ImageFault(image=name, message="m" * 100) for name in names]
@@ -140,8 +140,8 @@ async def test_floods_of_names_and_impossible_numbers(serving: Serve, monkeypatc
             await agent.say(ImageChanges(ready=names[start : start + 100], failed=faults[start : start + 100]))
         (found,) = api.parts.node_agents.all()
         assert len(found.ready_images) == 100
-        holds = await api.store.rollouts.image_holds(found.pool)
-        assert len(holds) <= 10
+        missing = await api.store.rollouts.missing_images(found.pool)
+        assert len(missing) <= 10
         counts = {"ready": -5, "warm": 10**400, "cold": 10**400, "unused": -(10**400)}
         beat = Heartbeat(held=[], sandboxes=SandboxCounts.model_validate(counts)).model_dump_json()
         await agent.say(beat, "not json", '{"type": "heartbeat", "held": [{"fence": "x"}]}', '{"type": "new"}')

@@ -21,6 +21,7 @@ from rollyard.images.locks import try_lock
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.trust.admin_kubeconfig import write_kubeconfig
 from rollyard.trust.bearer_tokens import Role
 from simulation.serving import serve_app
@@ -44,7 +45,7 @@ async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, no
     tier = open_folder / "tier"
     cache = ImageCache(node / "image-cache", CacheSettings(shared_folder=str(tier)))
     name = f"docker://{registry.host}/cli/list:v1"
-    with await cache.get(name):
+    with await cache.get(parse_image(name)):
         lines = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()
         assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "IN", "USE", "LAST", "USED"]
         assert lines[1].split()[:4] == [name, digest[:19], "4M", "yes"]
@@ -61,9 +62,13 @@ def test_a_shared_folder_that_is_missing(node: Path) -> None:
 def test_folders_that_cannot_be_used(node: Path, open_folder: Path) -> None:
     for folder in (node, open_folder):
         (folder / ("image-cache" if folder == node else "images")).write_text("no folder")
-    for words in (["list"], ["pull", "docker://localhost:1/a"], ["list", "--shared", str(open_folder)]):
+    for said, *words in (
+        ("Not a directory", "list"),
+        ("File exists", "pull", "docker://localhost:1/a"),
+        ("File exists", "list", "--shared", str(open_folder)),
+    ):
         done = _run(*words)
-        assert (done.exit_code, "cannot be used: File exists" in done.stderr) == (1, True)
+        assert (done.exit_code, f"cannot be used: {said}" in done.stderr) == (1, True)
 
 
 def _run(*words: str) -> Result:
@@ -110,8 +115,8 @@ async def test_prune_spares_what_is_used(registry: Pusher, node: Path) -> None:
     for number in range(3):
         registry.image("cli/prune", f"v{number}", [BASE, gz(tar(("big", os.urandom(1 << 20))))])
         names.append(f"docker://{registry.host}/cli/prune:v{number}")
-        await cache.prefetch(names[-1])
-    with await cache.get(names[0]):
+        await cache.prefetch(parse_image(names[-1]))
+    with await cache.get(parse_image(names[0])):
         assert (await asyncio.to_thread(_run, "prune", "--older-than", "1h")).output == "freed 0M\n"
         done = await asyncio.to_thread(_run, "prune", "--max-size", "1M")
         assert {entry.name for entry in cache.entries()} == {names[0]}
@@ -200,9 +205,9 @@ def held_lock(path: Path) -> Iterator[None]:
 async def test_a_built_image_that_sandboxes_use_stays_and_its_use_is_noted(node: Path) -> None:
     cache = ImageCache(node / "image-cache")
     path = archive(node / "image-cache", "numbers", "v1", 72)
-    with await cache.get("built:numbers:v1"):
+    with await cache.get(parse_image("built:numbers:v1")):
         os.utime(path, ns=(0, path.stat().st_mtime_ns))
-        held = cache.here("built:numbers:v1")
+        held = cache.here(parse_image("built:numbers:v1"))
         assert held is not None
         assert time.time() - path.stat().st_atime < 60
         held.release()

@@ -19,6 +19,7 @@ import pytest
 
 from rollyard.core.errors import ImageBuildFailed
 from rollyard.images.cache import ImageCache
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
 from rollyard.sandbox.sandbox import SandboxFactory
@@ -103,7 +104,7 @@ async def test_a_dockerfile_becomes_an_image_with_all_that_it_says(builder: Buil
 async def test_a_sandbox_shows_the_built_image(builder: Builder, runtime: str) -> None:
     image = await builder.root("FROM ../base\nENV A=b\nWORKDIR /app\nRUN echo built > file\n")
     sandboxes = SandboxFactory(find_runtime(cast(RuntimeName, runtime)), cache=builder.cache)
-    async with sandboxes, await sandboxes.start(SandboxSpec(str(image), LIMITS)) as sandbox:
+    async with sandboxes, await sandboxes.start(SandboxSpec(parse_image(str(image)), LIMITS)) as sandbox:
         assert (await sandbox.bash('echo "$A $PWD $(cat file)"', 20)).output == "b /app built\n"
         assert (await sandbox.ipython("open('file').read()", 20)).output.strip() == "'built\\n'"
 
@@ -112,7 +113,7 @@ async def test_a_sandbox_starts_from_a_built_archive(builder: Builder, runtime: 
     archive = f"oci-archive:{builder.folder / 'built.tar'}"
     await builder.build("FROM ../base\nENV A=b\nWORKDIR /app\nRUN echo built > file\n", outputs=[archive])
     sandboxes = SandboxFactory(find_runtime(cast(RuntimeName, runtime)), cache=builder.cache)
-    async with sandboxes, await sandboxes.start(SandboxSpec(archive, LIMITS)) as sandbox:
+    async with sandboxes, await sandboxes.start(SandboxSpec(parse_image(archive), LIMITS)) as sandbox:
         assert (await sandbox.bash('echo "$A $PWD $(cat file)"', 20)).output == "b /app built\n"
     again = await builder.root(f"FROM {archive}\nRUN cat file >> file2\n")
     assert (again / "app/file2").read_text() == "built\n"
@@ -260,7 +261,7 @@ async def test_a_registry_takes_the_image_and_a_node_pulls_it(builder: Builder) 
             pusher.blob("built", data[blob["digest"].removeprefix("sha256:")])
         pusher.manifest("built", "v1", manifest)
         cache = ImageCache(builder.folder / "other-cache")
-        with await cache.get(f"docker://{host}/built:v1") as local:
+        with await cache.get(parse_image(f"docker://{host}/built:v1")) as local:
             assert (local.root / "file").read_text() == "x\n"
             assert not (local.root / "bin/ls").is_symlink()
             assert local.config.env == {"A": "b"}

@@ -15,7 +15,7 @@ from rollyard.cli.main import cli
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
-from rollyard.kinds.values.image_reference import absolute_image, normal_form, parse_image
+from rollyard.kinds.values.image_reference import normal_form, parse_image
 from tests.image_builds.conftest import Builder
 
 
@@ -28,7 +28,7 @@ def made(builder: Builder, text: str, *words: str) -> str:
 
 
 async def number(cache: ImageCache, name: str) -> str:
-    with await cache.get(name) as image:
+    with await cache.get(parse_image(name)) as image:
         return (image.root / "usr/number").read_text()
 
 
@@ -49,7 +49,7 @@ async def test_a_tagged_image_is_found_by_its_name(builder: Builder, open_folder
     assert await number(own, "built:numbers") == "1\n"
     made(builder, "3", "--tag", "numbers")
     assert await number(own, "built:numbers") == "3\n", "a newer image replaces an older one"
-    assert own.has("built:numbers:latest")
+    assert own.has(parse_image("built:numbers:latest"))
     assert sorted(os.listdir(shared / "built/numbers")) == ["latest.tar"]
     with pytest.raises(ImageUnavailable, match=r"is here, only built:numbers:latest: `rollyard images build --tag n"):
         await number(node, "built:numbers:v1")
@@ -87,7 +87,7 @@ def test_a_wrong_tag_is_refused_with_what_one_can_write() -> None:
 def test_the_names_of_built_images() -> None:
     assert (
         normal_form("built:a/b")
-        == absolute_image("built:a/b", "/c")
+        == normal_form("built:a/b", "/c")
         == parse_image("built:a/b").text
         == "built:a/b:latest"
     )

@@ -15,6 +15,7 @@ from aiohttp import web
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from tests.support.image_registry import Front, Pusher, gz, running_registry, tar
 
 SECRET = "s3cr3t-word"
@@ -41,7 +42,7 @@ def _file(folder: Path, entries: object, mode: int = 0o600) -> str:
 async def _failure(open_folder: Path, file: str | None, image: str) -> str:
     cache = ImageCache(open_folder / "cache", CacheSettings(credentials_file=file))
     with pytest.raises(ImageUnavailable) as caught:
-        await cache.get(image)
+        await cache.get(parse_image(image))
     assert SECRET not in str(caught.value)
     assert BASIC not in str(caught.value)
     return str(caught.value)
@@ -54,7 +55,7 @@ async def test_basic_authentication(
     entry = {"username": "me", "password": SECRET} if form == "password" else {"auth": BASIC}
     file = _file(open_folder, {"auths": {f"https://{private.host}" if form == "url" else private.host: entry}})
     cache = ImageCache(open_folder / "cache", CacheSettings(credentials_file=file))
-    with await cache.get(f"docker://{private.host}/team/one:v1") as image:
+    with await cache.get(parse_image(f"docker://{private.host}/team/one:v1")) as image:
         assert (image.root / "etc/name").exists()
     assert SECRET not in caplog.text
 
@@ -123,7 +124,7 @@ async def tokens(registry: Pusher) -> AsyncIterator[TokenRegistry]:
 async def test_token_authentication(tokens: TokenRegistry, open_folder: Path, private: bool) -> None:
     file = _file(open_folder, {"auths": {tokens.front.host: {"auth": BASIC}}}) if private else None
     cache = ImageCache(open_folder / "cache", CacheSettings(credentials_file=file))
-    with await cache.get(f"docker://{tokens.front.host}/open/one:v1") as image:
+    with await cache.get(parse_image(f"docker://{tokens.front.host}/open/one:v1")) as image:
         assert (image.root / "etc/name").exists()
     assert set(tokens.tokens) == {(f"Basic {BASIC}" if private else None, "repository:open/one:pull")}
     assert os.listdir(open_folder / "cache/filling") == []
@@ -134,7 +135,7 @@ async def test_a_token_that_expires_during_a_pull_is_replaced(tokens: TokenRegis
     layers = [gz(tar((f"f{number}", b"1"))) for number in range(6)]
     Pusher(tokens.front.registry).image("open/one", "many", layers)
     cache = ImageCache(open_folder / "cache")
-    with await cache.get(f"docker://{tokens.front.host}/open/one:many") as image:
+    with await cache.get(parse_image(f"docker://{tokens.front.host}/open/one:many")) as image:
         assert len(os.listdir(image.root)) == 6
     assert len(tokens.tokens) == 2
 
@@ -143,7 +144,7 @@ async def test_a_token_does_not_follow_a_redirect_to_another_host(
     tokens: TokenRegistry, front: Front, open_folder: Path
 ) -> None:
     tokens.front.faults.append(("blobs", f"to {front.host}", 1000))
-    with await ImageCache(open_folder / "cache").get(f"docker://{tokens.front.host}/open/one:v1") as image:
+    with await ImageCache(open_folder / "cache").get(parse_image(f"docker://{tokens.front.host}/open/one:v1")) as image:
         assert (image.root / "etc/name").exists()
     assert front.count("blobs") == 2
     assert set(front.authorizations) == {None}

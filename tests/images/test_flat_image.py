@@ -13,7 +13,7 @@ import zstandard
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.base import FillRoom
-from rollyard.images.cache import bytes_on_disk
+from rollyard.images.cache_folder import bytes_on_disk
 from rollyard.images.flat_image import (
     BrokenFlatImage,
     FlatIndex,

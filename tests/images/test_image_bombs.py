@@ -17,8 +17,10 @@ import pytest
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.host.removed_folder import remove_folder
-from rollyard.images.cache import ImageCache, bytes_on_disk
+from rollyard.images.cache import ImageCache
+from rollyard.images.cache_folder import bytes_on_disk
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from tests.images import test_local_files
 from tests.images.test_local_files import LayoutMaker, docker_archive
 from tests.support.debian_packages import debian_program
@@ -79,7 +81,7 @@ async def test_a_squashfs_file_of_deep_folders_leaves_nothing(
     file = squash(open_folder / "tree")
     remove_folder(open_folder / "tree")
     with pytest.raises(ImageUnavailable, match="it has folders nested more than 200 deep"):
-        await small.get(str(file))
+        await small.get(parse_image(str(file)))
     deep_folder(open_folder / "small/filling/sha256-0", 1500)
     ImageCache(open_folder / "small")
     assert _left(open_folder / "small") == []
@@ -91,7 +93,7 @@ async def test_a_squashfs_file_of_many_empty_folders_is_too_large(
     for number in range((8 << 20) // 4096 + 1):
         (open_folder / "tree" / str(number)).mkdir(parents=True)
     with pytest.raises(ImageUnavailable, match="it needs more than the 8388608 bytes of the node's cache"):
-        await small.get(str(squash(open_folder / "tree")))
+        await small.get(parse_image(str(squash(open_folder / "tree"))))
     assert _left(open_folder / "small") == []
 
 
@@ -101,7 +103,7 @@ async def test_a_sparse_file_of_exabytes_is_not_read(small: ImageCache, open_fol
     os.truncate(file, 1 << 40)
     async with asyncio.timeout(20):
         with pytest.raises(ImageUnavailable, match="it needs more than the 8388608 bytes of the node's cache"):
-            await small.get(str(file))
+            await small.get(parse_image(str(file)))
 
 
 async def test_a_fifo_in_place_of_an_image_keeps_no_thread(small: ImageCache, open_folder: Path) -> None:
@@ -120,7 +122,7 @@ async def test_a_fifo_in_place_of_an_image_keeps_no_thread(small: ImageCache, op
             "oci:{}/layout",
         ):
             with pytest.raises(ImageUnavailable, match="it is a fifo or a device, not a file"):
-                await small.get(name.format(open_folder))
+                await small.get(parse_image(name.format(open_folder)))
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.GNUTYPE_SPARSE])
@@ -134,7 +136,7 @@ async def test_an_archive_with_a_giant_header_is_not_read_into_memory(
     os.truncate(file, (8 << 30) + 4096)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ImageUnavailable, match=r"bomb.tar cannot be read: it has a "):
-        await small.get(f"oci-archive:{file}")
+        await small.get(parse_image(f"oci-archive:{file}"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
@@ -159,7 +161,7 @@ async def test_an_archive_that_makes_programs_fail_has_a_sentence(
 ) -> None:
     (open_folder / "odd.tar").write_bytes(make())
     with pytest.raises(ImageUnavailable, match=why):
-        await small.get(f"docker-archive:{open_folder}/odd.tar")
+        await small.get(parse_image(f"docker-archive:{open_folder}/odd.tar"))
 
 
 async def test_a_packed_layer_of_docker_save_is_unpacked_up_to_the_bound_only(
@@ -168,7 +170,7 @@ async def test_a_packed_layer_of_docker_save_is_unpacked_up_to_the_bound_only(
     layers = [gzip.compress(tar(("big", bytes(6 << 20) + bytes([number])))) for number in range(3)]
     file = docker_archive(open_folder / "saved.tar", ("a/b:v1", layers), compressed=True)
     with pytest.raises(ImageUnavailable, match="it needs more than the 8388608 bytes of the node's cache"):
-        await small.get(f"docker-archive:{file}")
+        await small.get(parse_image(f"docker-archive:{file}"))
     assert bytes_on_disk(open_folder / "small") < 9 << 20
 
 
@@ -177,7 +179,7 @@ async def test_layers_that_are_too_large_are_not_downloaded(
 ) -> None:
     registry.image("bomb", "v1", [gz(tar((str(number), os.urandom(3 << 20)))) for number in range(3)])
     with pytest.raises(ImageUnavailable, match="it needs more than the 8388608 bytes of the node's cache"):
-        await small.get(f"docker://{registry.host}/bomb:v1")
+        await small.get(parse_image(f"docker://{registry.host}/bomb:v1"))
     assert bytes_on_disk(open_folder / "small/blobs") < 1 << 20
 
 
@@ -213,4 +215,4 @@ async def test_an_image_with_which_no_program_can_start_is_refused(
     layout = LayoutMaker(open_folder / "layout")
     layout.image("v1", BASE)
     with pytest.raises(ImageUnavailable, match=why):
-        await small.get(f"oci:{layout.folder}")
+        await small.get(parse_image(f"oci:{layout.folder}"))

@@ -16,9 +16,9 @@ from rollyard.core.aio import running
 from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable
 from rollyard.images import registry_client
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node import image_pulls
 from rollyard.node.image_pulls import ImagePulls, image_fault
-from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.images import Images
 from rollyard.wire.node import ImageChanges
 from tests.support.image_registry import BASE, Front, Pusher, gz, tar
@@ -42,7 +42,7 @@ class Site:
 
 @pytest_asyncio.fixture
 async def site(open_folder: Path) -> AsyncIterator[Site]:
-    images = Images(find_runtime("bubblewrap"), open_folder, open_folder, CacheSettings())
+    images = Images(open_folder, CacheSettings())
     told: list[ImageChanges] = []
 
     async def send(message: ImageChanges) -> None:
@@ -51,22 +51,22 @@ async def site(open_folder: Path) -> AsyncIterator[Site]:
     made = Site(ImagePulls(images, send), images, told)
     yield made
     await made.pulls.close()
-    await images.close()
+    await images.cache.close()
 
 
 async def use(site: Site, image: str | None) -> None:
-    async with site.pulls.held(image):
+    async with site.pulls.pinned(None if image is None else parse_image(image)):
         pass
 
 
 async def test_a_lease_gets_its_image_and_the_server_learns_that_it_is_there(site: Site, front: Front) -> None:
     push(front, "pulls/one")
     name = f"docker://{front.host}/pulls/one:v1"
-    async with site.pulls.held(name):
-        (entry,) = site.images.pulled.entries()
-        assert entry.held
+    async with site.pulls.pinned(parse_image(name)):
+        (entry,) = site.images.cache.entries()
+        assert entry.pinned
     assert site.ready() == [name]
-    await until(lambda: not site.images.pulled.entries()[0].held)
+    await until(lambda: not site.images.cache.entries()[0].pinned)
     asked = front.requests.total()
     await use(site, name)
     await use(site, None)
@@ -134,8 +134,8 @@ async def test_an_image_whose_tag_cannot_be_looked_up_is_used_from_the_node(
     monkeypatch.setattr("rollyard.images.resolved_tags.TAG_SECONDS", 0.0)
     monkeypatch.setattr("rollyard.images.registry_source.ASK_SECONDS", 0.2)
     front.faults.append(("stale", "hang", 99))
-    async with site.pulls.held(name):
-        assert site.images.pulled.entries()[0].held
+    async with site.pulls.pinned(parse_image(name)):
+        assert site.images.cache.entries()[0].pinned
 
 
 async def test_the_server_is_told_what_others_added_and_deleted(
@@ -145,9 +145,9 @@ async def test_the_server_is_told_what_others_added_and_deleted(
     push(front, "pulls/other")
     name = f"docker://{front.host}/pulls/other:v1"
     task = asyncio.create_task(site.pulls.run())
-    await site.images.pulled.prefetch(name)
+    await site.images.cache.prefetch(parse_image(name))
     await until(lambda: site.ready() == [name])
-    await site.images.pulled.prune(0.0, float("inf"))
+    await site.images.cache.room.prune(float("inf"))
     await until(lambda: [image for message in site.told for image in message.gone] == [name])
     assert site.pulls.ready() == []
     task.cancel()
@@ -158,7 +158,7 @@ async def test_a_pull_that_ends_during_a_look_at_the_cache_is_not_told_as_gone(
 ) -> None:
     push(front, "pulls/during")
     name = f"docker://{front.host}/pulls/during:v1"
-    look, looked, go_on = site.images.pulled.ready, threading.Event(), threading.Event()
+    look, looked, go_on = site.images.cache.ready, threading.Event(), threading.Event()
 
     def slow_look() -> set[str]:
         found = look()
@@ -166,7 +166,7 @@ async def test_a_pull_that_ends_during_a_look_at_the_cache_is_not_told_as_gone(
         assert go_on.wait(60)
         return found
 
-    monkeypatch.setattr(site.images.pulled, "ready", slow_look)
+    monkeypatch.setattr(site.images.cache, "ready", slow_look)
     monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.01)
     task = asyncio.create_task(site.pulls.run())
     await until(looked.is_set)
@@ -188,9 +188,9 @@ async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
         push(front, f"ahead/i{number}", [BASE, gz(tar(("number", b"%d" % number)))])
         names.append(f"docker://{front.host}/ahead/i{number}:v1")
     task = asyncio.create_task(site.pulls.run())
-    site.pulls.stage([f"docker://{front.host}/ahead/missing:v1", *names])
+    site.pulls.prefetch([f"docker://{front.host}/ahead/missing:v1", *names])
     await until(lambda: len(set(site.ready())) == 2)
-    assert [entry.held for entry in site.images.pulled.entries()] == [True, True]
+    assert [entry.pinned for entry in site.images.cache.entries()] == [True, True]
     assert len(site.failed()) == front.count("missing") == 1, "a missing image is reported, and not asked for again"
     for _ in range(10):
         await asyncio.sleep(0)
@@ -278,7 +278,7 @@ async def test_the_default_image_is_looked_for_before_any_rollout_needs_it(
     async def send(message: ImageChanges) -> None:
         site.told.append(message)
 
-    pulls = ImagePulls(site.images, send, str(folder))
+    pulls = ImagePulls(site.images, send, parse_image(str(folder)))
     async with running(pulls.run()):
         await until(lambda: site.failed() != [])
         (folder / "usr").mkdir(parents=True)
@@ -288,7 +288,7 @@ async def test_the_default_image_is_looked_for_before_any_rollout_needs_it(
 
 
 async def test_a_cache_that_cannot_be_used_ends_no_node_agent(
-    site: Site, registry: Pusher, open_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Site, registry: Pusher, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.01)
     registry.image("pulls/cache", "v1")
@@ -299,13 +299,12 @@ async def test_a_cache_that_cannot_be_used_ends_no_node_agent(
     async def send(message: ImageChanges) -> None:
         site.told.append(message)
 
-    pulls = ImagePulls(site.images, send, name)
+    pulls = ImagePulls(site.images, send, parse_image(name))
     async with running(pulls.run()):
         await until(lambda: site.failed() != [])
-        await until(lambda: "which images are here is not known" in caplog.text)
         locks.unlink()
         await until(lambda: set(site.ready()) == {name})
-    assert "the cache cannot be used: File exists" in site.failed()[0]
+    assert "image-cache cannot be used: File exists" in site.failed()[0]
     await pulls.close()
 
 
@@ -318,7 +317,7 @@ async def test_a_recipe_as_default_image_is_told_to_the_server(
     async def send(message: ImageChanges) -> None:
         site.told.append(message)
 
-    pulls = ImagePulls(site.images, send, str(open_folder / "Dockerfile"))
+    pulls = ImagePulls(site.images, send, parse_image(str(open_folder / "Dockerfile")))
     async with running(pulls.run()):
         await until(lambda: len(site.failed()) > 1)  # again and again: the server forgets it
     fault = site.told[0].failed[0]

@@ -23,6 +23,7 @@ from rollyard.images import squashfs_source, unpack
 from rollyard.images.cache import ImageCache
 from rollyard.images.oci_manifest import MANIFEST_TYPES, machine
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.find_runtime import find_runtime
 from tests.support.debian_packages import debian_program
@@ -93,7 +94,7 @@ def docker_archive(file: Path, *images: tuple[str, list[bytes]], compressed: boo
 
 
 async def _check_content(cache: ImageCache, name: str) -> None:
-    with await cache.get(name) as image:
+    with await cache.get(parse_image(name)) as image:
         assert (image.root / "app/file").read_text() == "shipped\n"
         assert not (image.root / "bin/tool").exists()
         assert (image.config.workdir, dict(image.config.env)) == ("/app", {"GREETING": "hello"})
@@ -125,7 +126,7 @@ async def test_an_archive_of_an_old_release_links_equal_layers(cache: ImageCache
         ("manifest.json", json.dumps([{"Config": "c.json", "Layers": ["a/layer.tar", "b/layer.tar"]}]).encode()),
     )  # fmt: skip
     (open_folder / "old.tar").write_bytes(tar(*entries))
-    with await cache.get(f"docker-archive:{open_folder}/old.tar") as image:
+    with await cache.get(parse_image(f"docker-archive:{open_folder}/old.tar")) as image:
         assert (image.root / "f").read_text() == "1"
 
 
@@ -148,9 +149,9 @@ async def test_a_layer_of_a_registry_and_of_a_layout_is_kept_once(
     layer = gz(tar(("big", os.urandom(1 << 20))))
     layout = LayoutMaker(open_folder / "layout")
     layout.image("v1", BASE, layer)
-    await cache.prefetch(f"oci:{layout.folder}")
+    await cache.prefetch(parse_image(f"oci:{layout.folder}"))
     registry.image("files/layer", "v1", [BASE, layer, UPPER])
-    await cache.prefetch(f"docker://{front.host}/files/layer:v1")
+    await cache.prefetch(parse_image(f"docker://{front.host}/files/layer:v1"))
     assert front.count(digest(layer)) == 0
 
 
@@ -158,18 +159,18 @@ async def test_the_image_of_this_machine_is_chosen(cache: ImageCache, open_folde
     layout = LayoutMaker(open_folder / "layout")
     layout.image(None, BASE, architecture="s390x")
     ours = layout.image(None, BASE, UPPER, architecture=machine())
-    with await cache.get(f"oci:{layout.folder}") as image:
+    with await cache.get(parse_image(f"oci:{layout.folder}")) as image:
         assert image.digest == ours
 
 
 async def test_a_changed_layout_is_another_image(cache: ImageCache, open_folder: Path) -> None:
     layout = LayoutMaker(open_folder / "layout")
     layout.image("v1", BASE)
-    with await cache.get(f"oci:{layout.folder}:v1") as first:
+    with await cache.get(parse_image(f"oci:{layout.folder}:v1")) as first:
         shutil.rmtree(layout.folder)
         layout = LayoutMaker(open_folder / "layout")
         layout.image("v1", BASE, UPPER)
-        with await cache.get(f"oci:{layout.folder}:v1") as second:
+        with await cache.get(parse_image(f"oci:{layout.folder}:v1")) as second:
             assert first.digest != second.digest
             assert (second.root / "app/file").exists()
 
@@ -186,23 +187,23 @@ async def test_broken_layouts_say_why(cache: ImageCache, open_folder: Path) -> N
     layout.image("v1", BASE, UPPER)
     _flip(layout.folder / "blobs" / digest(UPPER).replace(":", "/"))
     with pytest.raises(ImageUnavailable, match=rf"its blob {digest(UPPER)} is damaged: make the layout"):
-        await cache.get(name)
+        await cache.get(parse_image(name))
     layout.image("v2", BASE)
     with pytest.raises(ImageUnavailable, match=r"has 2 images, so its name needs a tag; write one of :v1, :v2"):
-        await cache.get(name)
+        await cache.get(parse_image(name))
     with pytest.raises(ImageUnavailable, match=r"no image with the tag v3; write one of :v1, :v2"):
-        await cache.get(f"{name}:v3")
+        await cache.get(parse_image(f"{name}:v3"))
     with pytest.raises(ImageUnavailable, match=r"there is no OCI layout /nowhere/index\.json"):
-        await cache.get("oci:/nowhere")
+        await cache.get(parse_image("oci:/nowhere"))
     (open_folder / "x.tar").write_bytes(b"x" * 2000)
     with pytest.raises(ImageUnavailable, match="is not a tar archive"):
-        await cache.get(f"docker-archive:{open_folder}/x.tar")
+        await cache.get(parse_image(f"docker-archive:{open_folder}/x.tar"))
     (open_folder / "x.tar.gz").write_bytes(gz(tar(("f", b"1"))))
     with pytest.raises(ImageUnavailable, match="is compressed: unpack it with gunzip"):
-        await cache.get(f"oci-archive:{open_folder}/x.tar.gz")
+        await cache.get(parse_image(f"oci-archive:{open_folder}/x.tar.gz"))
     (open_folder / "docker.tar").write_bytes(tar(("f", b"1")))
     with pytest.raises(ImageUnavailable, match=r"docker\.tar has no manifest\.json"):
-        await cache.get(f"docker-archive:{open_folder}/docker.tar")
+        await cache.get(parse_image(f"docker-archive:{open_folder}/docker.tar"))
     assert cache.entries() == []
 
 
@@ -210,9 +211,9 @@ async def test_a_damaged_archive_of_docker_save(cache: ImageCache, open_folder: 
     file = docker_archive(open_folder / "saved.tar", ("a/b:v1", [gz(tar(("big", bytes(1 << 20))))]))
     _flip(file)
     with pytest.raises(ImageUnavailable, match="damaged"):
-        await cache.get(f"docker-archive:{file}")
+        await cache.get(parse_image(f"docker-archive:{file}"))
     with pytest.raises(ImageUnavailable, match=r"it has no image c; write one of :a/b:v1"):
-        await cache.get(f"docker-archive:{file}:c")
+        await cache.get(parse_image(f"docker-archive:{file}:c"))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ async def test_a_damaged_archive_of_docker_save(cache: ImageCache, open_folder: 
 )
 async def test_recipes_are_built_first(cache: ImageCache, name: str, said: str) -> None:
     with pytest.raises(ImageNotFound, match=said):
-        await cache.get(f"/recipes/{name}")
+        await cache.get(parse_image(f"/recipes/{name}"))
 
 
 # SquashFS
@@ -283,7 +284,7 @@ def sif(squashfs: Path, file: Path, *, architecture: bytes = b"02\0", file_syste
 async def test_squashfs_and_sif_files(cache: ImageCache, squash: Callable[[str], Path], open_folder: Path) -> None:
     plain = squash("image.squashfs")
     for file in (plain, sif(plain, open_folder / "image.sif")):
-        with await cache.get(str(file)) as image:
+        with await cache.get(parse_image(str(file))) as image:
             names = {path.name for path in image.root.iterdir()}
             assert names == {"closed", "bin", "link", ".singularity.d"}
             assert (image.root / "closed/file").read_text() == "1"
@@ -292,8 +293,8 @@ async def test_squashfs_and_sif_files(cache: ImageCache, squash: Callable[[str],
             assert image.config.env == {"GREETING": "hello you", "A": "b"}
     assert len(cache.entries()) == 2
     assert {str(plain), str(open_folder / "image.sif")} <= cache.ready()
-    with await cache.get(str(plain)):
-        await cache.prune(0.0, 1e12)
+    with await cache.get(parse_image(str(plain))):
+        await cache.room.prune(1e12)
         assert len(cache.entries()) == 1
 
 
@@ -308,12 +309,12 @@ async def test_broken_sif_files_say_why(cache: ImageCache, squash: Callable[[str
     ):
         make()
         with pytest.raises(ImageUnavailable, match=said):
-            await cache.get(str(file))
+            await cache.get(parse_image(str(file)))
     with pytest.raises(ImageUnavailable, match=r"there is no file /nowhere\.sif"):
-        await cache.get("/nowhere.sif")
+        await cache.get(parse_image("/nowhere.sif"))
     small = ImageCache(open_folder / "small", CacheSettings(cache_bytes=1 << 10))
     with pytest.raises(ImageUnavailable, match="needs more than the 1024 bytes"):
-        await small.get(str(plain))
+        await small.get(parse_image(str(plain)))
 
 
 async def test_without_a_program_the_error_names_one(
@@ -325,7 +326,7 @@ async def test_without_a_program_the_error_names_one(
     monkeypatch.delenv("ROLLYARD_APPTAINER", raising=False)
     monkeypatch.setenv("ROLLYARD_CACHE", str(open_folder))
     with pytest.raises(ImageUnavailable, match="neither unsquashfs nor Apptainer: install the package squashfs-tools"):
-        await cache.get(str(file))
+        await cache.get(parse_image(str(file)))
 
 
 async def test_apptainer_alone_unpacks_them_too(
@@ -347,18 +348,19 @@ async def test_apptainer_alone_unpacks_them_too(
     for program in (str(alone), runtime.program):  # the second has a program unsquashfs of its own
         monkeypatch.setenv("ROLLYARD_APPTAINER", program)
         for file in (real, squash("image.squashfs")):
-            with await cache.get(str(file)) as image:
+            with await cache.get(parse_image(str(file))) as image:
                 assert (image.root / "closed/file").read_text() == "1"
-        await cache.prune(0.0, 1e12)
+        await cache.room.prune(1e12)
 
 
 _GET = """
 import asyncio, sys
 from pathlib import Path
 from rollyard.images.cache import ImageCache
+from rollyard.kinds.values.image_reference import parse_image
 
 async def main():
-    with await ImageCache(Path(sys.argv[1])).get(sys.argv[2]) as image:
+    with await ImageCache(Path(sys.argv[1])).get(parse_image(sys.argv[2])) as image:
         print((image.root / "closed/file").exists(), flush=True)
 
 asyncio.run(main())
@@ -407,4 +409,4 @@ async def test_unpacking_has_a_limit_in_time(
     monkeypatch.setattr(unpack, "UNPACK_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     with pytest.raises(ImageUnavailable, match=r"image\.squashfs cannot be used now: .* took more than 0\.5 s"):
-        await cache.get(str(file))
+        await cache.get(parse_image(str(file)))

@@ -12,6 +12,7 @@ import pytest
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
@@ -63,7 +64,7 @@ async def _works(runtime: Runtime, cache: Path, image: str, command: str) -> str
     """Try bash and IPython in a sandbox, and return what the command prints."""
     async with (
         SandboxFactory(runtime, cache=cache) as sandboxes,
-        await sandboxes.start(SandboxSpec(image, LIMITS)) as box,
+        await sandboxes.start(SandboxSpec(parse_image(image), LIMITS)) as box,
     ):
         assert (await box.bash("echo hi > /tmp/f && echo $(</tmp/f)", 30)).output == "hi\n"
         cell = await box.ipython("import sys, json, sqlite3, ssl\nprint(sys.version_info >= (3, 11)); 1+1", 60)
@@ -143,7 +144,7 @@ async def test_a_user_whom_the_image_does_not_know_is_named(
     registry.image("odd/nobody", "v1", [gz(tar(("bin", None), ("bin/busybox", busybox, 0o755)))], {"User": "ghost"})
     async with SandboxFactory(runtime, cache=cache) as sandboxes:
         with pytest.raises(SandboxStartFailed, match="the image names the user 'ghost', who is not in its /etc/passwd"):
-            await sandboxes.start(SandboxSpec(f"docker://{registry.host}/odd/nobody:v1", LIMITS))
+            await sandboxes.start(SandboxSpec(parse_image(f"docker://{registry.host}/odd/nobody:v1"), LIMITS))
 
 
 async def test_a_relative_working_folder_is_one_for_all_tools(
@@ -152,7 +153,10 @@ async def test_a_relative_working_folder_is_one_for_all_tools(
     layer = tar(("bin", None), ("bin/busybox", busybox, 0o755), ("bin/sh", symlink("busybox")), ("app", None))
     registry.image("odd/relative", "v1", [gz(layer)], {"WorkingDir": "app"})
     image = f"docker://{registry.host}/odd/relative:v1"
-    async with SandboxFactory(runtime, cache=cache) as there, await there.start(SandboxSpec(image, LIMITS)) as box:
+    async with (
+        SandboxFactory(runtime, cache=cache) as there,
+        await there.start(SandboxSpec(parse_image(image), LIMITS)) as box,
+    ):
         assert box.workdir == "/app"
         assert (await box.edit("create", "edited", file_text="y\n")).ok
         assert (await box.bash("pwd; cd /; echo /app/*", 10)).output == "/app\n/app/edited\n"

@@ -21,6 +21,7 @@ from rollyard.images.oci_manifest import (
     machine,
     read_config,
 )
+from rollyard.kinds.values.image_reference import parse_image
 from tests.support.image_registry import BASE, Front, Pusher, digest, gz, tar
 
 ZEN_4 = (
@@ -84,12 +85,12 @@ async def test_a_nested_index_gives_the_image_of_this_machine(registry: Pusher, 
     attestation = _entry("unknown", "") | {"platform": {"os": "unknown", "architecture": "unknown"}, "digest": other}
     whole = {"schemaVersion": 2, "mediaType": INDEX_TYPES[0], "manifests": [listed[0], attestation, listed[1]]}
     registry.manifest("nested", "v1", whole)
-    with await cache.get(f"docker://{registry.host}/nested:v1") as image:
+    with await cache.get(parse_image(f"docker://{registry.host}/nested:v1")) as image:
         assert image.digest == ours
         assert sorted(os.listdir(image.root / "etc")) == ["mine", "name"]
     registry.manifest("nested", "wrong", {**whole, "manifests": [listed[0], attestation]})
     with pytest.raises(ImageUnavailable, match=f"built for linux/{OTHER}, not for linux/{machine()}"):
-        await cache.get(f"docker://{registry.host}/nested:wrong")
+        await cache.get(parse_image(f"docker://{registry.host}/nested:wrong"))
 
 
 async def test_a_single_manifest_of_another_machine_is_refused_before_its_layers(
@@ -101,7 +102,7 @@ async def test_a_single_manifest_of_another_machine_is_refused_before_its_layers
         with pytest.raises(
             ImageUnavailable, match=f"it is built for linux/{OTHER}, not for linux/{machine()}"
         ) as caught:
-            await cache.get(f"docker://{front.host}/{name}")
+            await cache.get(parse_image(f"docker://{front.host}/{name}"))
         assert caught.value.permanent
     assert front.count(digest(layer)) == 0
 

@@ -13,8 +13,10 @@ import zstandard
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.images import registry_client, resolved_tags
 from rollyard.images.cache import ImageCache
+from rollyard.images.named_image import named_image
 from rollyard.images.oci_manifest import machine
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from tests.support.image_registry import BASE, Front, Pusher, digest, gz, hard_link, symlink, tar
 
 FOREIGN = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
@@ -25,13 +27,13 @@ async def test_an_image_by_tag_and_by_digest_has_its_files_and_its_configuration
 ) -> None:
     config = {"Env": ["A=b=c", "PATH=/x"], "WorkingDir": "/app", "User": "1001", "Entrypoint": ["e"], "Cmd": ["c"]}
     pushed = registry.image("names/one", "v1", config=config)
-    with await cache.get(f"docker://{registry.host}/names/one:v1") as image:
+    with await cache.get(parse_image(f"docker://{registry.host}/names/one:v1")) as image:
         assert image.digest == pushed
         assert (image.root / "etc/name").read_text() == "base\n"
         assert os.stat(image.root / "bin/tool").st_mtime == 1_600_000_000
         assert image.config.env == {"A": "b=c", "PATH": "/x"}
         assert (image.config.workdir, image.config.user, image.config.cmd) == ("/app", "1001", ("c",))
-    with await cache.get(f"docker://{registry.host}/names/one@{pushed}") as same:
+    with await cache.get(parse_image(f"docker://{registry.host}/names/one@{pushed}")) as same:
         assert same.root == image.root
     assert cache.ready() == {
         f"docker://{registry.host}/names/one:v1",
@@ -46,12 +48,12 @@ async def test_an_index_gives_the_image_of_this_machine(registry: Pusher, cache:
     other = registry.image(name, "other", [gz(tar(("etc/other", b"1")))], media=media)
     index = registry.index(name, "v1", {"mips": other, machine(): ours}, media=media)
     for reference in (f"{name}:v1", f"{name}@{index}"):
-        with await cache.get(f"docker://{registry.host}/{reference}") as image:
+        with await cache.get(parse_image(f"docker://{registry.host}/{reference}")) as image:
             assert image.digest == ours
             assert sorted(os.listdir(image.root / "etc")) == ["mine", "name"]
     registry.index(name, "foreign", {"mips": other})
     with pytest.raises(ImageUnavailable, match=f"built for linux/mips, not for linux/{machine()}"):
-        await cache.get(f"docker://{registry.host}/{name}:foreign")
+        await cache.get(parse_image(f"docker://{registry.host}/{name}:foreign"))
 
 
 async def test_layers_in_zstd_and_plain_tar(registry: Pusher, cache: ImageCache) -> None:
@@ -60,7 +62,7 @@ async def test_layers_in_zstd_and_plain_tar(registry: Pusher, cache: ImageCache)
     empty = b"\x5f\x2a\x4d\x18\x03\0\0\0abc"
     layers = [BASE, packed, tar(("etc/plain", b"1")), empty + empty + more + empty, b"", gz(b""), packed]
     registry.image("names/zstd", "v1", layers)
-    with await cache.get(f"docker://{registry.host}/names/zstd:v1") as image:
+    with await cache.get(parse_image(f"docker://{registry.host}/names/zstd:v1")) as image:
         assert sorted(os.listdir(image.root / "etc")) == ["more", "name", "packed", "plain"]
 
 
@@ -71,7 +73,7 @@ async def test_a_layer_that_two_images_share_is_downloaded_once(
     registry.image("shared/a", "v1", [shared, gz(tar(("a", b"1")))])
     registry.image("shared/b", "v1", [shared, gz(tar(("b", b"1")))])
     names = [f"docker://{front.host}/shared/{name}:v1" for name in "ab"]
-    await asyncio.gather(*(cache.prefetch(name) for name in names))
+    await asyncio.gather(*(cache.prefetch(parse_image(name)) for name in names))
     assert front.count(digest(shared)) == 1
 
 
@@ -80,21 +82,21 @@ async def test_a_tag_is_asked_for_again_after_a_while_and_a_digest_never(
 ) -> None:
     first = registry.image("moved/it", "v1")
     tag, pinned = f"docker://{front.host}/moved/it:v1", f"docker://{front.host}/moved/it@{first}"
-    await cache.prefetch(tag)
-    await cache.prefetch(pinned)
+    await cache.prefetch(parse_image(tag))
+    await cache.prefetch(parse_image(pinned))
     asked = front.count("manifests")
     second = registry.image("moved/it", "v1", [gz(tar(("bin/x", b"2")))])
-    with await cache.get(tag) as image:
+    with await cache.get(parse_image(tag)) as image:
         assert image.digest == first
     monkeypatch.setattr(resolved_tags, "TAG_SECONDS", 0.0)
-    with await cache.get(pinned) as image:
+    with await cache.get(parse_image(pinned)) as image:
         assert image.digest == first
     assert front.count("manifests") == asked
-    with await cache.get(tag) as image:
+    with await cache.get(parse_image(tag)) as image:
         assert image.digest == second
     front.faults.append(("manifests", "503", 1000))
     monkeypatch.setattr(registry_client, "ATTEMPTS", 1)
-    with await cache.get(tag) as image:  # the last known digest
+    with await cache.get(parse_image(tag)) as image:  # the last known digest
         assert image.digest == second
 
 
@@ -110,7 +112,7 @@ async def test_whiteouts_links_and_replaced_files(registry: Pusher, cache: Image
         ("a/new", b"2"), (".wh.missing", b""), (".wh..wh.aufs", b""),
     )  # fmt: skip
     registry.image("layers/white", "v1", [gz(below), gz(above)])
-    with await cache.get(f"docker://{registry.host}/layers/white:v1") as image:
+    with await cache.get(parse_image(f"docker://{registry.host}/layers/white:v1")) as image:
         found = sorted(str(path.relative_to(image.root)) for path in image.root.rglob("*"))
         assert found == [
             "a", "a/kept", "a/new", "file", "file/inside", "lib", "one", "opaque", "opaque/last", "opaque/new", "two",
@@ -130,7 +132,7 @@ async def test_a_registry_that_fails_for_a_while(
     layer = gz(tar(("big", os.urandom(3_000_000))))
     registry.image("broken/while", fault, [layer])
     front.faults.append((f"blobs/{digest(layer)}", fault, times))
-    with await cache.get(f"docker://{front.host}/broken/while:{fault}") as image:
+    with await cache.get(parse_image(f"docker://{front.host}/broken/while:{fault}")) as image:
         assert (image.root / "big").stat().st_size == 3_000_000
     assert front.count(digest(layer)) == times + 1
 
@@ -144,11 +146,11 @@ async def test_a_blob_is_continued_where_it_was_cut_even_by_another_process(
     monkeypatch.setattr(registry_client, "STALL_SECONDS", 2.0)
     front.faults += [(digest(layer), "stall", 1), (digest(layer), "503", 1), (digest(layer), "no ranges", 1)]
     with pytest.raises(ImageUnavailable, match="answers 503"):
-        await cache.get(f"docker://{front.host}/broken/part:v1")
+        await cache.get(parse_image(f"docker://{front.host}/broken/part:v1"))
     (part,) = (open_folder / "cache/blobs").glob("*.part")
     assert 1 << 16 <= part.stat().st_size < len(layer)
     other = ImageCache(open_folder / "cache", CacheSettings())
-    with await other.get(f"docker://{front.host}/broken/part:v1") as image:
+    with await other.get(parse_image(f"docker://{front.host}/broken/part:v1")) as image:
         assert (image.root / "big").stat().st_size == 3_000_000
     await other.close()
 
@@ -161,7 +163,7 @@ async def test_each_failure_is_a_sentence_with_the_image_and_what_to_do(
 
     async def failure(name: str) -> str:
         with pytest.raises(ImageUnavailable) as caught:
-            await cache.get(name)
+            await cache.get(parse_image(name))
         assert caught.value.image == name
         return str(caught.value)
 
@@ -182,7 +184,7 @@ async def test_each_failure_is_a_sentence_with_the_image_and_what_to_do(
     assert "sent wrong bytes for layer" in await failure(f"docker://{host}/broken/all:v1")
     assert "does not answer properly: ClientConnectorError: Connect" in await failure("docker://localhost:1/a:v1")
     with pytest.raises(ImageNotFound, match="no valid repository"):
-        await cache.get("docker://localhost:1/UPPER")
+        named_image("docker://localhost:1/UPPER")
 
 
 async def test_a_registry_that_asks_to_wait_is_asked_again_only_then(
@@ -191,7 +193,7 @@ async def test_a_registry_that_asks_to_wait_is_asked_again_only_then(
     registry.image("broken/busy", "v1")
     front.faults.append(("manifests", "429", 1))
     began = time.monotonic()
-    await cache.prefetch(f"docker://{front.host}/broken/busy:v1")
+    await cache.prefetch(parse_image(f"docker://{front.host}/broken/busy:v1"))
     assert time.monotonic() - began >= 1.0
 
 
@@ -206,8 +208,8 @@ async def test_a_layer_that_the_registry_lacks_is_named(registry: Pusher, front:
     with pytest.raises(
         ImageUnavailable, match=f"lacks layer {digest(layer)} of it: push the image again, also its foreign"
     ):
-        await cache.get(name)
-    with await cache.get(name) as image:
+        await cache.get(parse_image(name))
+    with await cache.get(parse_image(name)) as image:
         assert (image.root / "foreign").exists(), "a registry that keeps the layer is asked for it"
 
 
@@ -216,7 +218,7 @@ async def test_a_tag_that_moves_while_its_image_is_pulled_gives_the_first_image_
 ) -> None:
     first = registry.image("moving/it", "v1", [BASE, gz(tar(("number", b"1")))])
     front.faults.append(("blobs", "slow 0.5", 9))
-    pull = asyncio.create_task(cache.get(f"docker://{front.host}/moving/it:v1"))
+    pull = asyncio.create_task(cache.get(parse_image(f"docker://{front.host}/moving/it:v1")))
     while not front.count("blobs"):
         await asyncio.sleep(0.01)
     registry.image("moving/it", "v1", [BASE, gz(tar(("number", b"2")))])
@@ -229,11 +231,11 @@ async def test_sixty_four_sandboxes_that_want_an_image_download_it_once(
 ) -> None:
     registry.image("storm/it", "v1", [gz(tar((f"f{number}", b"1"))) for number in range(60)] * 2)
     name = f"docker://{front.host}/storm/it:v1"
-    held = await asyncio.gather(*(cache.get(name) for _ in range(64)))
+    held = await asyncio.gather(*(cache.get(parse_image(name)) for _ in range(64)))
     assert set(front.requests.values()) == {1}, "120 layers, each of them twice"
     assert len(os.listdir(held[0].root)) == 60
     assert len({one.root for one in held}) == 1
     for one in held:
         one.release()
-    assert [entry.held for entry in cache.entries()] == [False]
+    assert [entry.pinned for entry in cache.entries()] == [False]
     assert os.listdir(open_folder / "cache/filling") == []

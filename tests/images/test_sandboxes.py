@@ -12,6 +12,7 @@ from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.images.cache import ImageCache
 from rollyard.images.resolved_tags import ResolvedTags
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
@@ -24,7 +25,7 @@ LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "apptainer"])
-async def test_a_sandbox_holds_its_pulled_image(registry: Pusher, open_folder: Path, name: str) -> None:
+async def test_a_sandbox_pins_its_pulled_image(registry: Pusher, open_folder: Path, name: str) -> None:
     try:
         runtime = find_runtime(cast(RuntimeName, name))
     except SandboxStartFailed:
@@ -38,21 +39,41 @@ async def test_a_sandbox_holds_its_pulled_image(registry: Pusher, open_folder: P
     image = f"docker://{registry.host}/sandboxes/{name}:v1"
     async with SandboxFactory(runtime, cache=cache) as sandboxes:
         other = ImageCache(cache / "image-cache")
-        async with await sandboxes.start(SandboxSpec(image, LIMITS)) as sandbox:
+        async with await sandboxes.start(SandboxSpec(parse_image(image), LIMITS)) as sandbox:
             done = await sandbox.bash(
                 'echo "$GREETING"; pwd; echo "$(<file)"; echo changed > file; echo x > /etc/new', 20
             )
             assert done.output == "hello\n/app\nshipped\n"
-            assert [entry.held for entry in other.entries()] == [True]
-            assert await other.prune(0.0, time.time() + 9) > 0  # the layers
+            assert [entry.pinned for entry in other.entries()] == [True]
+            assert await other.room.prune(time.time() + 9) > 0  # the layers
             assert len(other.entries()) == 1
-        assert [entry.held for entry in other.entries()] == [False]
-        async with await sandboxes.start(SandboxSpec(image, LIMITS)) as fresh:
+        assert [entry.pinned for entry in other.entries()] == [False]
+        async with await sandboxes.start(SandboxSpec(parse_image(image), LIMITS)) as fresh:
             for link in ("file", "alias"):
                 assert await fresh.read_file(f"/app/{link}", 100) == b"shipped\n"
-        assert await other.prune(0.0, time.time() + 9) > 0
+        assert await other.room.prune(time.time() + 9) > 0
         assert other.entries() == []
         assert other.ready() == set()
+
+
+async def test_a_sandbox_starts_from_the_image_that_its_rollout_pins(registry: Pusher, open_folder: Path) -> None:
+    """Its name is not looked up again: the tag has moved, and the node knows nothing of it."""
+    registry.image("pinned", "v1", [BASE, gz(tar(("mark", b"first\n")))], {})
+    cache, own = open_folder / "cache", own_python(node_cache())
+    cache.mkdir(mode=0o755)
+    (cache / own.name).symlink_to(own)
+    image = parse_image(f"docker://{registry.host}/pinned:v1")
+    async with SandboxFactory(find_runtime("bubblewrap"), cache=cache) as sandboxes:
+        images = sandboxes.images.cache
+        with await images.get(image) as pinned:
+            for path in (cache / "image-cache/names").iterdir():
+                path.unlink()
+            registry.image("pinned", "v1", [BASE, gz(tar(("mark", b"second\n")))], {})
+            sandbox = await sandboxes.start(SandboxSpec(image, LIMITS), pinned=pinned)
+        async with sandbox:
+            assert await sandbox.read_file("/mark", 100) == b"first\n"
+            assert [entry.pinned for entry in images.entries()] == [True], "the sandbox outlives the rollout's pin"
+        assert [entry.pinned for entry in images.entries()] == [False]
 
 
 async def test_a_tag_that_moved_gives_a_new_sandbox_in_place_of_a_warm_one(registry: Pusher, open_folder: Path) -> None:
@@ -64,7 +85,7 @@ async def test_a_tag_that_moved_gives_a_new_sandbox_in_place_of_a_warm_one(regis
     image = f"docker://{registry.host}/warm:v1"
     async with SandboxFactory(find_runtime("bubblewrap"), cache=cache) as sandboxes:
         warm, names = WarmSandboxes(sandboxes, 2, 4), ResolvedTags(cache / "image-cache" / "names")
-        expected = [warm.expect(SandboxSpec(image, LIMITS)) for _ in range(2)]
+        expected = [warm.expect(SandboxSpec(parse_image(image), LIMITS)) for _ in range(2)]
         await until(lambda: warm.counts.ready == 2)
         async with await expected[0].claim() as sandbox:
             assert await sandbox.read_file("/mark", 100) == b"first\n"

@@ -21,6 +21,7 @@ from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
 from rollyard.images.shared_tier import SharedTier
 from rollyard.images.unpack import BrokenLayer, unpack_flat
+from rollyard.kinds.values.image_reference import parse_image
 from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
 
 _STAGE = """
@@ -28,7 +29,8 @@ import asyncio, sys
 from pathlib import Path
 from rollyard.images.settings import CacheSettings
 from rollyard.images.cache import ImageCache
-asyncio.run(ImageCache(Path(sys.argv[1]), CacheSettings(shared_folder=sys.argv[3])).prefetch(sys.argv[2]))
+from rollyard.kinds.values.image_reference import parse_image
+asyncio.run(ImageCache(Path(sys.argv[1]), CacheSettings(shared_folder=sys.argv[3])).prefetch(parse_image(sys.argv[2])))
 """
 
 
@@ -57,7 +59,7 @@ async def test_eight_nodes_pull_an_image_once(registry: Pusher, front: Front, op
     manifest = registry.manifest_of("tier/one", [BASE, gz(layer)], {"Env": ["A=b"], "WorkingDir": "/d"})
     registry.manifest("tier/one", "v1", manifest)
     nodes = _nodes(open_folder, 8)
-    images = await asyncio.gather(*(node.get(f"docker://{front.host}/tier/one:v1") for node in nodes))
+    images = await asyncio.gather(*(node.get(parse_image(f"docker://{front.host}/tier/one:v1")) for node in nodes))
     assert front.count("manifests/v1") == 1
     assert all(front.count(layer["digest"]) == 1 for layer in manifest["layers"])
     again = {path for path, times in front.requests.items() if times > 1}
@@ -82,7 +84,7 @@ async def test_a_damaged_file_is_made_again(
     monkeypatch.setattr(shared_tier, "LAG_SECONDS", 0.1)
     registry.image("tier/damaged", "v1", [BASE, gz(tar(("big", os.urandom(5 << 20))))])
     name, (first, second) = f"docker://{front.host}/tier/damaged:v1", _nodes(open_folder, 2)
-    await first.prefetch(name)
+    await first.prefetch(parse_image(name))
     (packed,) = (open_folder / "tier/images").iterdir()
     whole = packed.read_bytes()
     middle = len(whole) // 2
@@ -102,7 +104,7 @@ async def test_a_damaged_file_is_made_again(
                 "forged frame": _forged(frame=b"no zstd"),
             }[damage]
         )
-    with await second.get(name) as image:
+    with await second.get(parse_image(name)) as image:
         assert (image.root / "big").stat().st_size == 5 << 20
     assert packed.stat().st_size == len(whole)
     assert front.count("blobs") == 6
@@ -114,11 +116,11 @@ async def test_a_file_whose_end_a_shared_folder_shows_late_is_not_pulled_again(
 ) -> None:
     registry.image("tier/late", "v1", [BASE, gz(tar(("big", os.urandom(1 << 20))))])
     name, (first, second) = f"docker://{front.host}/tier/late:v1", _nodes(open_folder, 2)
-    await first.prefetch(name)
+    await first.prefetch(parse_image(name))
     (packed,) = (open_folder / "tier/images").iterdir()
     whole, pulled = packed.read_bytes(), front.count("blobs")
     packed.write_bytes(whole[: int(share * len(whole))])
-    fetching = asyncio.create_task(second.prefetch(name))
+    fetching = asyncio.create_task(second.prefetch(parse_image(name)))
     await asyncio.wait({fetching}, timeout=0.5)
     packed.write_bytes(whole)
     await asyncio.wait_for(fetching, 60)
@@ -144,7 +146,7 @@ async def test_a_dead_puller_is_taken_over(
     stem = open_folder / "tier/images" / digest.replace(":", "-")
     stem.with_suffix(".tar.lease").write_text("a dead node")
     (open_folder / "tier/images" / f".{stem.name}.tar.zst.0123").write_text("incomplete")
-    with await node.get(f"docker://{registry.host}/tier/dead@{digest}") as image:
+    with await node.get(parse_image(f"docker://{registry.host}/tier/dead@{digest}")) as image:
         assert (image.root / "etc/name").exists()
     assert [path.name for path in (open_folder / "tier/images").iterdir()] == [f"{stem.name}.tar.zst"]
 
@@ -161,7 +163,7 @@ async def test_a_node_agent_killed_while_it_unpacks_the_shared_file(registry: Pu
     registry.image("tier/killed", "v1", [BASE, gz(tar(*((f"f{number}", os.urandom(999)) for number in range(5000))))])
     name = f"docker://{registry.host}/tier/killed:v1"
     first, second = _nodes(open_folder, 2)
-    await first.prefetch(name)
+    await first.prefetch(parse_image(name))
     process = subprocess.Popen([sys.executable, "-c", _STAGE, open_folder / "node1", name, open_folder / "tier"])
     try:
         while not list((open_folder / "node1/filling").glob("*/root/f*")):
@@ -170,7 +172,7 @@ async def test_a_node_agent_killed_while_it_unpacks_the_shared_file(registry: Pu
     finally:
         process.kill()
         process.wait()
-    with await first.get(name) as whole, await second.get(name) as image:
+    with await first.get(parse_image(name)) as whole, await second.get(parse_image(name)) as image:
         assert _tree(image.root) == _tree(whole.root)
     assert os.listdir(open_folder / "node1/filling") == []
 
@@ -196,7 +198,9 @@ async def test_two_pullers_at_worst_work_twice(
     monkeypatch.setattr(shared_lease, "LEASE_SECONDS", 0.0)
     monkeypatch.setattr(shared_lease, "RENEW_SECONDS", 1000.0)
     registry.image("tier/slow", "v1", [BASE, gz(tar(("big", os.urandom(2 << 20))))])
-    images = await asyncio.gather(*(node.get(f"docker://{front.host}/tier/slow:v1") for node in _nodes(open_folder, 3)))
+    images = await asyncio.gather(
+        *(node.get(parse_image(f"docker://{front.host}/tier/slow:v1")) for node in _nodes(open_folder, 3))
+    )
     assert {(image.root / "big").stat().st_size for image in images} == {2 << 20}
     (packed,) = (open_folder / "tier/images").iterdir()
     subprocess.run(["zstd", "-qt", packed], check=True)
@@ -214,7 +218,7 @@ async def test_a_shared_folder_that_cannot_be_used_costs_a_pull_only(
         packed = tier / "images" / f"{digest.replace(':', '-')}.tar.zst"
         packed.symlink_to(packed)  # also root cannot read it
     (node,) = _nodes(open_folder, 1)
-    with await node.get(f"docker://{registry.host}/tier/none:v1") as image:
+    with await node.get(parse_image(f"docker://{registry.host}/tier/none:v1")) as image:
         assert (image.root / "etc/name").exists()
 
 
@@ -225,10 +229,10 @@ async def test_an_image_whose_digest_is_known_needs_no_look_at_the_shared_folder
     registry.image("tier/known", "v1")
     (node,) = _nodes(open_folder, 1)
     name = f"docker://{registry.host}/tier/known:v1"
-    with await node.get(name) as held:
+    with await node.get(parse_image(name)) as held:
         shutil.rmtree(open_folder / "tier")
-        with await node.get(name):
-            assert node.is_current(name, held)
+        with await node.get(parse_image(name)):
+            assert node.known(parse_image(name)) == held.digest
     assert not (open_folder / "tier").exists()
 
 

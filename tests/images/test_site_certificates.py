@@ -11,6 +11,7 @@ import pytest
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.cache import ImageCache
 from rollyard.images.site_certificates import BUNDLES, tls_context
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.trust.ca import Authority
 from tests.support.image_registry import Pusher, running_registry
 
@@ -42,7 +43,7 @@ async def test_the_cas_that_variables_name_are_trusted(
 ) -> None:
     name, bundle = site
     monkeypatch.setenv(variable, os.fspath(bundle))
-    with await cache.get(name) as image:
+    with await cache.get(parse_image(name)) as image:
         assert (image.root / "etc/name").exists()
 
 
@@ -51,7 +52,7 @@ async def test_an_unknown_ca_is_named_with_what_one_can_do(
 ) -> None:
     async def failure() -> str:
         with pytest.raises(ImageUnavailable) as caught:
-            await cache.get(site[0])
+            await cache.get(parse_image(site[0]))
         assert caught.value.permanent
         return caught.value.why
 

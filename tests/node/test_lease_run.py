@@ -13,6 +13,7 @@ from rollyard.core.errors import NodeFault, SandboxLost, TaskError, TemplateUnus
 from rollyard.kinds.failure_table import ending_of
 from rollyard.kinds.rollout import Status, Task
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.values.image_reference import ImageReference
 from rollyard.node.failure_status import why_nothing_sampled
 from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
 from rollyard.sandbox.base import Limits, SandboxSpec
@@ -71,7 +72,9 @@ class Lost(LeaseRun):
 
 
 class NoImages:
-    def held(self, image: str | None) -> contextlib.AbstractAsyncContextManager[None]:
+    default = None
+
+    def pinned(self, image: ImageReference | None) -> contextlib.AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
 
@@ -182,7 +185,7 @@ class Unlucky:
         sandbox.node_fault = "the memory of the allocation ran out"
         return Score(0.0)
 
-    image = tools = prompt = init = collect = evaluate
+    tools = prompt = init = collect = evaluate
 
 
 class Started:
@@ -194,17 +197,12 @@ class Started:
     def expect(self, spec: SandboxSpec) -> Started:
         return self
 
-    async def claim(self) -> Sandbox:
+    async def claim(self, pinned: None) -> Sandbox:
         return self._sandbox
 
 
-class Evaluated(LeaseRun):
-    def _image(self, handler: GuardedHandler) -> None:
-        return None
-
-
 async def test_a_score_from_which_the_nodes_lack_of_memory_took_is_no_score() -> None:
-    run = work(Evaluated, Full())
+    run = work(LeaseRun, Full())
     ran = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
     async with SandboxFactory(find_runtime("bubblewrap")) as sandboxes, contextlib.AsyncExitStack() as stack:
         sandbox = await sandboxes.start(SandboxSpec(None, Limits(1, 256 << 20, 16 << 20)))

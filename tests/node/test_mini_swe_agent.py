@@ -13,6 +13,7 @@ import pytest
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node.harness import Harness
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
@@ -56,7 +57,7 @@ async def test_mini_swe_agent_becomes_one_segment(model_dir: Path) -> None:
         return [*template.encode(SAYS[number]), template.stop_ids[0]]
 
     limits = Limits(cpus=2, memory_bytes=4 << 30, disk_bytes=256 << 20)
-    spec = SandboxSpec(str(root), limits, env={"PYTHONPATH": f"/{PACKAGES}"})
+    spec = SandboxSpec(parse_image(str(root)), limits, env={"PYTHONPATH": f"/{PACKAGES}"})
     runtime = await asyncio.to_thread(find_runtime)
     agent = AgentSpec(type="command", command=COMMAND)
     prompt = [{"role": "user", "content": "Write 12 into /workspace/answer."}]

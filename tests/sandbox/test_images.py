@@ -13,6 +13,8 @@ from rollyard.core.errors import ImageNotFound, ImageUnavailable, SandboxError
 from rollyard.host.find_apptainer import apptainer_programs
 from rollyard.host.node_cache import node_cache
 from rollyard.host.sandbox_account import sandbox_account
+from rollyard.images.named_image import named_image
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
 from rollyard.sandbox.images import Images
@@ -23,7 +25,7 @@ LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 
 
 async def test_an_image_with_nothing_in_it(sandboxes: SandboxFactory, empty_image: Path) -> None:
-    async with await sandboxes.start(SandboxSpec(str(empty_image), LIMITS)) as sandbox:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(empty_image)), LIMITS)) as sandbox:
         shell = await sandbox.bash('cat() { echo "$(<$1)"; }; cat /etc/mark; echo "$0"; pwd; echo x > f; cat f', 10)
         assert shell.output == "from the image\nbash\n/workspace\nx\n"
         for folder in ("/tmp", "/var/tmp", "/dev/shm", "/home/agent"):
@@ -34,25 +36,25 @@ async def test_an_image_with_nothing_in_it(sandboxes: SandboxFactory, empty_imag
 
 
 async def test_no_task_gets_the_home_folder_or_the_whole_node_as_its_image(
-    bubblewrap: Runtime, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = open_folder / "home/user"
     (home / "bin").mkdir(parents=True)
     (home / "image/bin").mkdir(parents=True)
     (open_folder / "link").symlink_to(home)
     monkeypatch.setenv("HOME", str(home))
-    images = Images(bubblewrap, node_cache(), open_folder)
+    images = Images(node_cache())
     for name in ("/", str(home), str(home.parent), str(open_folder / "link"), str(node_cache())):
         with pytest.raises(ImageNotFound, match="where the job's account keeps files of its own"):
-            images.root(name)
-    assert images.root(str(home / "image")).folder == home / "image"
+            images.folder_root(parse_image(name))
+    assert images.folder_root(parse_image(str(home / "image"))).folder == home / "image"
 
 
 async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: SandboxFactory, empty_image: Path) -> None:
     account = sandbox_account()
     for path in (empty_image, empty_image / "etc", empty_image / "etc" / "mark"):
         os.chown(path, account.uid, account.gid)
-    spec = SandboxSpec(str(empty_image), LIMITS)
+    spec = SandboxSpec(parse_image(str(empty_image)), LIMITS)
     async with await sandboxes.start(spec) as one, await sandboxes.start(spec) as two:
         await one.write_file("/etc/mark", b"changed\n")
         await one.write_file("/new/file", b"new\n")
@@ -67,13 +69,13 @@ async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: SandboxF
 async def test_what_an_image_has_in_the_workspace_is_kept(sandboxes: SandboxFactory, empty_image: Path) -> None:
     (empty_image / "workspace").mkdir()
     (empty_image / "workspace" / "shipped").write_text("shipped\n")
-    async with await sandboxes.start(SandboxSpec(str(empty_image), LIMITS)) as sandbox:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(empty_image)), LIMITS)) as sandbox:
         assert await sandbox.read_file("shipped", 100) == b"shipped\n"
 
 
 async def test_the_first_sandbox_says_what_it_waits_for(runtime: Runtime, empty_image: Path) -> None:
     async with SandboxFactory(runtime) as here:
-        starting = asyncio.ensure_future(here.start(SandboxSpec(str(empty_image), LIMITS)))
+        starting = asyncio.ensure_future(here.start(SandboxSpec(parse_image(str(empty_image)), LIMITS)))
         await asyncio.sleep(0)
         assert here.preparing.startswith("copies Python and IPython for the inside of sandboxes to ")
         async with await starting:
@@ -81,8 +83,8 @@ async def test_the_first_sandbox_says_what_it_waits_for(runtime: Runtime, empty_
 
 
 async def test_a_relative_name_is_looked_up_in_the_image_folder(runtime: Runtime, empty_image: Path) -> None:
-    spec = SandboxSpec("empty", LIMITS)
-    async with SandboxFactory(runtime, images=empty_image.parent) as here, await here.start(spec) as sandbox:
+    spec = SandboxSpec(named_image("empty", empty_image.parent), LIMITS)
+    async with SandboxFactory(runtime) as here, await here.start(spec) as sandbox:
         assert await sandbox.read_file("/etc/mark", 100) == b"from the image\n"
 
 
@@ -99,7 +101,7 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
     (cache / own.name).symlink_to(own)  # made once for all tests
     async with SandboxFactory(runtime, cache=cache) as sandboxes:
         for _ in range(2):
-            async with await sandboxes.start(SandboxSpec(str(sif), LIMITS)) as sandbox:
+            async with await sandboxes.start(SandboxSpec(parse_image(str(sif)), LIMITS)) as sandbox:
                 assert await sandbox.read_file("/etc/mark", 100) == b"from the image\n"
                 await sandbox.write_file("/etc/mark", b"changed\n")
     assert len(list((cache / "image-cache/entries").iterdir())) == 1
@@ -110,19 +112,19 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
     [("/nowhere/at/all", ImageUnavailable), ("library://debian", ImageNotFound), ("/" + "x" * 1_000, ImageUnavailable)],
 )
 async def test_a_missing_image_is_named(sandboxes: SandboxFactory, image: str, error: type[SandboxError]) -> None:
-    with pytest.raises(error, match=r"the path of a \.sif .* file, or of a folder .*, or null") as caught:
-        await sandboxes.start(SandboxSpec(image, LIMITS))
+    with pytest.raises(error, match=r"the path of a \.sif .* file, or of a folder ") as caught:
+        await sandboxes.start(SandboxSpec(named_image(image), LIMITS))
     assert image in str(caught.value)
 
 
 async def test_a_missing_file_is_named(sandboxes: SandboxFactory) -> None:
     with pytest.raises(ImageUnavailable, match=r"there is no file /.*/nowhere\.sif"):
-        await sandboxes.start(SandboxSpec("nowhere.sif", LIMITS))
+        await sandboxes.start(SandboxSpec(named_image("nowhere.sif"), LIMITS))
 
 
 async def test_what_is_no_image_is_named(sandboxes: SandboxFactory, open_folder: Path) -> None:
     (open_folder / "file.tar").write_text("x")
     with pytest.raises(ImageUnavailable, match=r"is not a folder, and its name ends like none"):
-        await sandboxes.start(SandboxSpec(str(open_folder / "file.tar"), LIMITS))
+        await sandboxes.start(SandboxSpec(parse_image(str(open_folder / "file.tar")), LIMITS))
     with pytest.raises(ImageUnavailable, match="not a root file system"):
-        await sandboxes.start(SandboxSpec(str(open_folder), LIMITS))
+        await sandboxes.start(SandboxSpec(parse_image(str(open_folder)), LIMITS))

@@ -10,6 +10,7 @@ import pytest
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.host.sandbox_account import sandbox_account
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.sandbox.conftest import SMALL
@@ -37,7 +38,7 @@ def give_away(root: Path) -> SandboxSpec:
     account = sandbox_account()
     for path in (root, *root.rglob("*")):
         os.chown(path, account.uid, account.gid, follow_symlinks=False)
-    return SandboxSpec(str(root), SMALL)
+    return SandboxSpec(parse_image(str(root)), SMALL)
 
 
 async def check_tools(sandbox: Sandbox) -> None:

@@ -31,6 +31,7 @@ rm /big /more
 WITH_FUSE = """
 import asyncio, subprocess, sys, time
 from dataclasses import replace
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.sandbox import SandboxFactory
@@ -38,7 +39,7 @@ from rollyard.sandbox.sandbox import SandboxFactory
 async def main(name, program, image, command):
     runtime = find_runtime(name)
     runtime = replace(runtime, mount=replace(runtime.mount, fuse=program))
-    spec = SandboxSpec(image, Limits(1, 1 << 30, 64 << 20))
+    spec = SandboxSpec(parse_image(image), Limits(1, 1 << 30, 64 << 20))
     async with SandboxFactory(runtime) as factory, await factory.start(spec) as sandbox:
         print((await sandbox.bash(command, 20)).output, end="")
         with await sandbox.snapshot() as saved:

@@ -14,6 +14,7 @@ import zstandard
 
 from rollyard.core.errors import SandboxLost, SnapshotUnusable, TooLarge
 from rollyard.host.sandbox_account import sandbox_account
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.sandbox.snapshot import PipeEnd, SandboxSnapshot
@@ -120,7 +121,7 @@ async def test_a_file_is_read_while_a_snapshot_is_written(sandboxes: SandboxFact
 
 
 async def test_another_sandbox_starts_with_what_was_changed(sandboxes: SandboxFactory, open_folder: Path) -> None:
-    spec, places = SandboxSpec(str(image(open_folder, "image")), SMALL), ("/app", "/workspace", "/var/tmp")
+    spec, places = SandboxSpec(parse_image(str(image(open_folder, "image"))), SMALL), ("/app", "/workspace", "/var/tmp")
     async with await sandboxes.start(spec) as first:
         await python(first, CHANGES)
         before = await listing(first, *places)
@@ -150,7 +151,7 @@ async def test_another_sandbox_starts_with_what_was_changed(sandboxes: SandboxFa
 async def test_replaced_folders(sandboxes: SandboxFactory, runtime: Runtime, open_folder: Path) -> None:
     if runtime.name != "bubblewrap":
         pytest.skip("with Apptainer, folders of the image cannot be deleted")
-    spec = SandboxSpec(str(image(open_folder, "image")), SMALL)
+    spec = SandboxSpec(parse_image(str(image(open_folder, "image"))), SMALL)
     async with await sandboxes.start(spec) as first:
         await python(first, CHANGES + FOLDERS)
         before = await listing(first, "/app", "/etc")
@@ -192,7 +193,7 @@ async def test_five_thousand_files(sandboxes: SandboxFactory, spec: SandboxSpec)
 async def test_an_unchanged_image_is_not_read(sandboxes: SandboxFactory, open_folder: Path) -> None:
     root = image(open_folder, "image")
     (root / "usr/big").write_bytes(os.urandom(9 << 20))
-    async with await sandboxes.start(SandboxSpec(str(root), SMALL)) as sandbox:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(root)), SMALL)) as sandbox:
         with await sandbox.snapshot(1 << 20) as snapshot:
             assert snapshot.archive_bytes < 64 << 10
 
@@ -253,14 +254,14 @@ async def test_hostile_files(sandboxes: SandboxFactory, spec: SandboxSpec) -> No
 async def test_another_image_is_refused(sandboxes: SandboxFactory, open_folder: Path) -> None:
     one, other = image(open_folder, "one"), image(open_folder, "other")
     (other / "app/keep/a").unlink()
-    async with await sandboxes.start(SandboxSpec(str(one), SMALL)) as first:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(one)), SMALL)) as first:
         await python(first, "open('/app/keep/new', 'w').write('x')")
         snapshot = await first.snapshot()
     with (
         snapshot,
         pytest.raises(SnapshotUnusable, match="the image has no /app/keep/a, which the snapshot has not changed"),
     ):
-        await sandboxes.start_from(SandboxSpec(str(other), SMALL), snapshot.file)
+        await sandboxes.start_from(SandboxSpec(parse_image(str(other)), SMALL), snapshot.file)
 
 
 async def test_a_damaged_file_is_refused(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
@@ -352,7 +353,7 @@ async def test_a_cancelled_snapshot(sandboxes: SandboxFactory, spec: SandboxSpec
 async def test_gnu_tar_reads_it(sandboxes: SandboxFactory, runtime: Runtime, open_folder: Path, tmp_path: Path) -> None:
     """Its option `--incremental` deletes what the sandbox has deleted."""
     root = image(open_folder, "image")
-    async with await sandboxes.start(SandboxSpec(str(root), SMALL)) as sandbox:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(root)), SMALL)) as sandbox:
         await python(sandbox, CHANGES.replace("0o100", "0o700") + (FOLDERS if runtime.name == "bubblewrap" else ""))
         await python(sandbox, "f = open('/app/sparse', 'wb'); f.seek(9 << 20); f.write(b'end'); f.close()")
         with await sandbox.snapshot() as snapshot:

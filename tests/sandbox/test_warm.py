@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import ImageUnavailable
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox import warm_sandboxes
 from rollyard.sandbox.base import Runtime, SandboxSpec
 from rollyard.sandbox.sandbox import SandboxFactory
@@ -116,7 +117,7 @@ async def test_a_claim_that_is_cancelled_while_it_looks_at_the_image_ends_its_sa
 ) -> None:
     image = folder_image(open_folder)
     async with warmed(sandboxes) as warm:
-        expected = await one_expected(warm, replace(spec, image=str(image)))
+        expected = await one_expected(warm, replace(spec, image=parse_image(str(image))))
         claiming = asyncio.create_task(expected.claim())
         await asyncio.sleep(0)
         claiming.cancel()
@@ -161,7 +162,7 @@ async def test_a_folder_that_was_replaced_gives_a_new_sandbox(
 ) -> None:
     image = folder_image(open_folder)
     (image / "etc" / "mark").write_text("old")
-    of_image = replace(spec, image=str(image))
+    of_image = replace(spec, image=parse_image(str(image)))
     async with warmed(sandboxes) as warm:
         expected = await one_expected(warm, of_image)
         assert warm.counts.ready == 1
@@ -253,7 +254,7 @@ async def test_one_that_cannot_start_is_left_to_the_claim(
     sandboxes: SandboxFactory, spec: SandboxSpec, open_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with warmed(sandboxes) as warm:
-        expected = warm.expect(replace(spec, image=str(open_folder / "missing")))
+        expected = warm.expect(replace(spec, image=parse_image(str(open_folder / "missing"))))
         await until(lambda: "no warm sandbox of" in caplog.text)
         with pytest.raises(ImageUnavailable):
             await expected.claim()
@@ -261,7 +262,7 @@ async def test_one_that_cannot_start_is_left_to_the_claim(
 
 async def test_an_image_without_a_shell(sandboxes: SandboxFactory, spec: SandboxSpec, empty_image: Path) -> None:
     async with warmed(sandboxes) as warm:
-        expected = await one_expected(warm, replace(spec, image=str(empty_image)))
+        expected = await one_expected(warm, replace(spec, image=parse_image(str(empty_image))))
         async with await expected.claim() as sandbox:
             assert await sandbox.read_file("/etc/mark", 100) == b"from the image\n"
         assert warm.counts.warm == 1

@@ -12,6 +12,7 @@ import pytest
 
 from rollyard.core.errors import SandboxBroken, SandboxSilent
 from rollyard.host.sandbox_account import sandbox_account
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import SandboxSpec
 from rollyard.sandbox.sandbox import SandboxFactory
 from tests.sandbox.conftest import SMALL
@@ -36,7 +37,7 @@ def own_root(open_folder: Path) -> Path:
 async def test_a_task_that_closes_the_folders_above_the_sandbox_agent_keeps_its_tools(
     sandboxes: SandboxFactory, own_root: Path, closed: str
 ) -> None:
-    async with await sandboxes.start(SandboxSpec(str(own_root), SMALL)) as closing:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(own_root)), SMALL)) as closing:
         await closing.bash(f"chmod 000 {closed}", 1)
         assert (await closing.edit("create", "/workspace/a", file_text="text")).ok
         assert await closing.read_file("/workspace/a", 99) == b"text"
@@ -48,7 +49,7 @@ async def test_a_task_that_closes_the_folders_above_the_sandbox_agent_keeps_its_
 async def test_a_task_that_takes_the_sandbox_agents_files_away_has_broken_its_sandbox(
     sandboxes: SandboxFactory, own_root: Path
 ) -> None:
-    async with await sandboxes.start(SandboxSpec(str(own_root), SMALL)) as moved:
+    async with await sandboxes.start(SandboxSpec(parse_image(str(own_root)), SMALL)) as moved:
         if (await moved.bash("mv /opt /gone", 60)).exit_code != 0:
             pytest.skip("this runtime's /opt cannot be renamed")
         with pytest.raises(SandboxBroken, match="the agent took away the folders"):

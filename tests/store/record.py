@@ -29,7 +29,7 @@ from rollyard.kinds.rollout import AgentSpec, ForkPoint, RolloutError, RolloutRe
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionRequest
-from rollyard.store.base import BlobRef, ImageHold, RolloutRecord, StoredSnapshot
+from rollyard.store.base import BlobRef, MissingImage, RolloutRecord, StoredSnapshot
 from rollyard.store.batch_records import (
     BatchRecord,
     DatasetRecord,
@@ -240,14 +240,14 @@ SNAPSHOT = RolloutSnapshot(
 )  # fmt: skip
 
 
-HOLD = ImageHold(
+MISSING = MissingImage(
     PoolKey("default", "rolloutpool"), "docker://registry.example/swe:v1", "why", permanent=True, registry_down=True,
     failures=2, since=1_700_000_001.0, until=1_700_000_009.0, trying=True,
 )  # fmt: skip
 
 
-def holds_as_json(tx: Transaction) -> Any:
-    return json.loads(json.dumps([asdict(hold) for hold in tx.image_holds()]))
+def missing_as_json(tx: Transaction) -> Any:
+    return json.loads(json.dumps([asdict(one) for one in tx.missing_images()]))
 
 
 def snapshots_as_json(found: list[StoredSnapshot]) -> Any:
@@ -285,13 +285,13 @@ async def write(folder: Path) -> Any:
         put_batches(tx.batches)
         records = [tx.put(record_of(status, blob)) for status in Status]
         tx.put_snapshot(records[0], StoredSnapshot(SNAPSHOT, blob))
-        tx.put_image_hold(HOLD)
+        tx.put_missing_image(MISSING)
         return records
 
     records = await store.rollouts.transact(put)
     batches = await store.rollouts.transact(lambda tx: read_batches(tx.batches))
     snapshots = snapshots_as_json(await store.rollouts.snapshots(records[0]))
-    holds = await store.rollouts.transact(holds_as_json)
+    missing = await store.rollouts.transact(missing_as_json)
     await put_sessions(store)
     sessions = await read_sessions(store)
     await store.close()
@@ -300,7 +300,7 @@ async def write(folder: Path) -> Any:
         "rollouts": [as_json(r) for r in records],
         "batches": batches,
         "snapshots": snapshots,
-        "image_holds": holds,
+        "missing_images": missing,
         "sessions": sessions,
         "outcome": json.loads(OUTCOME.model_dump_json()),
     }

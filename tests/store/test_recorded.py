@@ -22,10 +22,10 @@ from rollyard.trajectory import Outcome, Trajectory
 from rollyard.trajectory.columns import decode
 from tests.store.record import (
     FOLDER,
-    HOLD,
+    MISSING,
     SCHEMA,
     as_json,
-    holds_as_json,
+    missing_as_json,
     objects,
     put_batches,
     put_sessions,
@@ -76,8 +76,8 @@ async def test_a_recorded_folder_opens_and_loses_nothing(recorded: Path, tmp_pat
         first = await store.rollouts.get(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
         assert first is not None
         assert lost_fields(told["snapshots"], snapshots_as_json(await store.rollouts.snapshots(first))) == [], RULE
-    if "image_holds" in told:
-        assert lost_fields(told["image_holds"], await store.rollouts.transact(holds_as_json)) == [], RULE
+    if "missing_images" in told:
+        assert lost_fields(told["missing_images"], await store.rollouts.transact(missing_as_json)) == [], RULE
     if "sessions" in told:
         assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
     await store.close()
@@ -125,7 +125,7 @@ async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) ->
     batches, sessions = await _filled_today(tmp_path)
     assert lost_fields(_names(batches), _names(told["batches"])) == [], later
     assert lost_fields(_names(sessions), _names(told["sessions"])) == [], later
-    assert _names(json.loads(json.dumps(asdict(HOLD)))) == _names(told["image_holds"][0]), later
+    assert _names(json.loads(json.dumps(asdict(MISSING)))) == _names(told["missing_images"][0]), later
 
 
 def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
 from rollyard.sandbox.sandbox import SandboxFactory
@@ -174,7 +175,7 @@ async def in_sandbox(runtime: Runtime, tree: Path, cache: Path) -> tuple[list[An
     limits = Limits(cpus=2, memory_bytes=2 << 30, disk_bytes=1 << 30)
     async with (
         SandboxFactory(runtime, cache=cache) as sandboxes,
-        await sandboxes.start(SandboxSpec(os.fspath(tree), limits)) as sandbox,
+        await sandboxes.start(SandboxSpec(parse_image(os.fspath(tree)), limits)) as sandbox,
     ):
         await sandbox.bash("cd / && rm -rf /workspace /home/agent", SECONDS)
         answers = []

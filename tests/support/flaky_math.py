@@ -19,9 +19,6 @@ FILES = {
 
 
 class FlakyMathHandler(MathHandler):
-    def image(self, task: Task) -> str | None:
-        return None
-
     def prompt(self, task: Task) -> list[Message]:
         return super().prompt(_math(task))
 

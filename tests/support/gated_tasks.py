@@ -22,9 +22,6 @@ FILES = {
 class GatedHandler:
     eval_needs_sandbox = False
 
-    def image(self, task: Task) -> str | None:
-        return None
-
     def tools(self, task: Task) -> list[str]:
         return ["bash"]
 

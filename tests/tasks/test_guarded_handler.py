@@ -71,7 +71,7 @@ class Cursed(dict[str, Any]):
 
 
 CALLS: dict[str, Callable[[GuardedHandler], Any]] = {
-    "image": lambda h: h.image(TASK),
+    "image": lambda h: h.check_image(TASK),
     "tools": lambda h: h.tools(TASK),
     "prompt": lambda h: h.prompt(TASK),
     "init": lambda h: h.init(TASK, SANDBOX),
@@ -139,9 +139,9 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("image", 5), ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
+        ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
         ("prompt", [{"content": "?"}]), ("prompt", [{"role": "user", "content": "\ud800"}]),
-        ("prompt", [{"role": "user", "content": b"raw"}]), ("image", "\ud800"),
+        ("prompt", [{"role": "user", "content": b"raw"}]),
         ("collect", b"raw"), ("collect", {"a": b"raw"}), ("collect", {"a": "\ud800"}),
         ("evaluate", 1.0), ("evaluate", Score(float("nan"))), ("evaluate", Score(float("inf"))),
         ("evaluate", Score(cast(Any, "1"))), ("evaluate", Score(cast(Any, None))),
@@ -154,6 +154,14 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
 async def test_an_answer_of_the_wrong_shape_is_told_with_the_right_one(name: str, wrong: Any) -> None:
     with pytest.raises(HandlerFailed, match=rf"{name}\(\) of task kind 'quiz' must return .*, but returned "):
         await call(name, **{name: wrong})
+
+
+async def test_a_handler_cannot_name_another_image_than_the_tasks_field() -> None:
+    task = Task.model_validate({"kind": "quiz", "image": "docker://a/b"})
+    GuardedHandler("quiz", Handler(image="docker://a/b")).check_image(task)
+    for named in (None, "docker://a/c", 5):
+        with pytest.raises(TaskError, match="write the image into the task's field `image`"):
+            GuardedHandler("quiz", Handler(image=named)).check_image(task)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +233,7 @@ def test_a_plug_in_that_cannot_be_loaded_takes_away_its_own_kind_alone(monkeypat
     assert set(found.failed) == {"absent", "nameless", "unlike", "leaving"}
     assert found.failed["absent"].startswith("ModuleNotFoundError: No module named 'no_such_package'")
     assert "AttributeError" in found.failed["nameless"]
-    assert "is not a task handler: it lacks image, tools, prompt, init, collect, evaluate" in found.failed["unlike"]
+    assert "is not a task handler: it lacks tools, prompt, init, collect, evaluate" in found.failed["unlike"]
 
 
 async def test_what_handlers_hold_is_let_go_of_though_one_of_them_fails_at_it(caplog: pytest.LogCaptureFixture) -> None:

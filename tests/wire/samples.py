@@ -222,7 +222,7 @@ SAMPLES = (
         lost=[REF],
         results=256,
     ),
-    node.StageImages(images=["docker://registry.example/swe:v1"]),
+    node.PrefetchImages(images=["docker://registry.example/swe:v1"]),
     Grant(leases=[LEASE, FORKED]),
     Renewed(sent_at=12.5, lost=[REF]),
     Cancel(lease=REF),

@@ -1,10 +1,13 @@
-"""Names of sandbox images: an image of a registry, a layout or archive, or a file or folder. Pure: nothing is looked up."""
+"""Names of sandbox images: an image of a registry, a layout or archive, or a file or folder. Pure: nothing is looked up.
+
+A process parses a name once, where the name comes in. From there on it passes the `ImageReference`.
+"""
 
 from __future__ import annotations
 
 import os.path
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator
@@ -165,31 +168,25 @@ def _path_kind(path: str) -> PathKind:
     return "folder"
 
 
-def absolute_image(text: str, base: str) -> str:
-    """Return the normal form of a name, with its path below the folder `base` unless the path is absolute. Return a
-    name that cannot be parsed as it is."""
-    try:
-        reference = parse_image(text)
-    except ValueError:
-        return text
-    match reference:
-        case RegistryImage() | BuiltImage():
-            return reference.text
-        case LayoutImage(kind, path, tag):
-            return LayoutImage(kind, os.path.normpath(os.path.join(base, path)), tag).text
-        case PathImage(path, kind):
-            return PathImage(os.path.normpath(os.path.join(base, path)), kind).text
+def below(base: str, image: ImageReference) -> ImageReference:
+    """Return the image with an absolute path; a relative one is below the folder `base`."""
+    if isinstance(image, RegistryImage | BuiltImage):
+        return image
+    return replace(image, path=os.path.normpath(os.path.join(base, image.path)))
 
 
-def normal_form(text: object) -> str:
-    """Return the normal form of the name in a task's field `image`; empty if the task names no image. A name that cannot be
-    parsed stays as it is."""
-    if not isinstance(text, str):
-        return ""
+def normal_form(text: str, base: str = "") -> str:
+    """Return the normal form of a name, with its path below the folder `base` unless the path is absolute. Return a name
+    that cannot be parsed as it is."""
     try:
-        return parse_image(text).text
+        return below(base, parse_image(text)).text
     except ValueError:
         return text
+
+
+def registry_host(name: str) -> str | None:
+    """Return the host of the registry in a name in normal form; None if the image is of no registry."""
+    return name.removeprefix("docker://").partition("/")[0] if name.startswith("docker://") else None
 
 
 def _check(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from rollyard.kinds.values.image_reference import absolute_image
+from rollyard.kinds.values.image_reference import normal_form
 
 FIELDS = (
     ("spec", "model", "path"),
@@ -40,7 +40,7 @@ def make_absolute(data: Any, base: str) -> None:
     for field in FIELDS:
         _replace(data, field, lambda path: os.path.normpath(os.path.join(base, path)))
     for field in IMAGE_FIELDS:
-        _replace(data, field, lambda image: absolute_image(image, base))
+        _replace(data, field, lambda image: normal_form(image, base))
 
 
 def _replace(data: Any, field: Sequence[str], change: Callable[[str], str]) -> None:

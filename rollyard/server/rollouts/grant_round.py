@@ -13,7 +13,7 @@ from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.history import LeaseChoice
-from rollyard.server.rollouts.image_hold import tried
+from rollyard.server.rollouts.missing_image import tried
 from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
@@ -100,8 +100,8 @@ class Round:
         self._alone = alone
         self._bursts = bursts
         self._served = served
-        self._due = {hold.image: hold for hold in tx.image_holds(pool.pool_key) if hold.until <= now}
-        """Held images that one rollout may try again."""
+        self._due = {one.image: one for one in tx.missing_images(pool.pool_key) if one.until <= now}
+        """Missing images that one rollout may try again."""
         self._tried: set[str] = set()
         """Images in `_due` for which this round has found a rollout."""
         self._mates: dict[str, Mapping[str, Endpoint]] = {}
@@ -215,9 +215,9 @@ class Round:
         if record.stage is Stage.INIT:
             if record.group is not None:
                 self._mates[record.group] = endpoints
-            if (hold := self._due.get(self._image(record))) is not None:
-                self._tried.add(hold.image)
-                self._tx.put_image_hold(tried(hold, self._now))
+            if (missing := self._due.get(self._image(record))) is not None:
+                self._tried.add(missing.image)
+                self._tx.put_missing_image(tried(missing, self._now))
         agent, who = room.node_agent, room.node_agent.identity
         ids = {role: endpoint.id for role, endpoint in endpoints.items()}
         version = endpoints[POLICY_ROLE].weights_version if POLICY_ROLE in endpoints else None

@@ -11,10 +11,11 @@ from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.image_reference import registry_host
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.image_prefetch import PrefetchNode, assign
 from rollyard.store.rollout_store import RolloutStore
-from rollyard.wire.node import StageImages
+from rollyard.wire.node import PrefetchImages
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +56,12 @@ class ImagePrefetcher:
         node_agents = [agent for agent in self._node_agents.of_pool(key) if not agent.draining]
         default = (await self._pool(key)).spec.sandbox.default_image or ""
         found = await self._store.queued_images(key, default, self._clock.time(), LOOK_AHEAD_ROLLOUTS)
-        images = {image: count for image, count in found.items() if image.startswith("docker://")}
+        images = {image: count for image, count in found.items() if registry_host(image)}
         nodes = [PrefetchNode(agent.ready_images, _slots(agent)) for agent in node_agents]
         for agent, chosen in zip(node_agents, assign(images, nodes), strict=True):
             if list(agent.prefetched_images) != chosen:
                 agent.prefetched_images = chosen
-                agent.send(StageImages(images=chosen))
+                agent.send(PrefetchImages(images=chosen))
 
 
 def _slots(agent: ConnectedNodeAgent) -> int:

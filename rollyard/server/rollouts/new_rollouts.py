@@ -11,6 +11,7 @@ from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.task_fields import image_field
 from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store.base import QueueRanks, RolloutRecord
 from rollyard.store.rollout_transaction import Transaction
@@ -32,7 +33,7 @@ def expand(
     if len(body) > MAX_TASK_BYTES:
         raise too_large(len(body))
     text = single.model_dump_json(exclude_defaults=True)  # a new field in a later release then changes no digest
-    image = normal_form(request.task.fields.get("image"))[:MAX_IMAGE_CHARS]
+    image = normal_form(image_field(request.task.fields))[:MAX_IMAGE_CHARS]
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name

@@ -51,7 +51,7 @@ from rollyard.server.rollouts.step import (
 from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.store.base import (
     GroupVersions,
-    ImageHold,
+    MissingImage,
     RolloutFilter,
     RolloutRecord,
     VersionBound,
@@ -278,17 +278,17 @@ class RolloutService:
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
-    async def failing_images(self, pool: PoolKey) -> list[ImageHold]:
+    async def failing_images(self, pool: PoolKey) -> list[MissingImage]:
         """Return the pool's images that failed and have not been had since, the longest failing first."""
-        return sorted((h for h in await self._store.image_holds(pool) if h.failures), key=lambda h: h.since)
+        return sorted((h for h in await self._store.missing_images(pool) if h.failures), key=lambda h: h.since)
 
     async def demand(self, pool: PoolKey, default_image: str | None) -> dict[Stage, int]:
         """Number of queued rollouts of a pool that more workers would help, by stage: without those whose image cannot be
         had now."""
         queued = await self.queued(pool)
-        if queued.get(Stage.INIT) and await self._store.image_holds(pool):
-            held = await self._store.count_held(pool, default_image or "", self._clock.time())
-            queued[Stage.INIT] = max(0, queued[Stage.INIT] - held)
+        if queued.get(Stage.INIT) and await self._store.missing_images(pool):
+            waiting = await self._store.count_without_image(pool, default_image or "", self._clock.time())
+            queued[Stage.INIT] = max(0, queued[Stage.INIT] - waiting)
         return queued
 
     # changes of stored records; `dispatch` stores grants, and `submit` stores new records

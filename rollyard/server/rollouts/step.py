@@ -9,7 +9,7 @@ follows (table of crashes in ARCHITECTURE.md).
       |  +--- Lost ---------+                          |      Lost: the lease ended without a result. No retry is counted.
       |                     |                          |      After some losses it runs alone; after more it ends.
       |       Finished(InfraFailed), retries left      |      The infrastructure failed. A retry is counted.
-      |       ImageHeld                                |      Its image cannot be had now. No retry is counted.
+      |       ImageMissing                                |      Its image cannot be had now. No retry is counted.
       |       Outdated, not at EVAL                    |      Its weights became too old. No retry is counted.
       +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
 
@@ -145,7 +145,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageHeld:
+class ImageMissing:
     """The holder returned the lease, because it cannot have the sandbox image now."""
 
     at: float
@@ -155,7 +155,7 @@ class ImageHeld:
     image: str
     """New value of `RolloutRecord.image`."""
     not_before: float
-    """Time before which the rollout is not granted (Unix seconds), apart from the hold of its image."""
+    """Time before which the rollout is not granted (Unix seconds), apart from the wait of all rollouts of its image."""
     ends_at: float
     """Unix seconds. From this time on the rollout does not wait for the image; it ends."""
 
@@ -205,7 +205,7 @@ Event = (
     | RunStored
     | Finished
     | Lost
-    | ImageHeld
+    | ImageMissing
     | ImageGivenUp
     | Outdated
     | Cancelled
@@ -262,8 +262,8 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _outdate(record, event)
         case Lost():
             return _lose(record, event)
-        case ImageHeld():
-            return _hold(record, event)
+        case ImageMissing():
+            return _wait_for_image(record, event)
         case ImageGivenUp():
             return _give_image_up(record, event)
         case Finished():
@@ -400,12 +400,12 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
     return _requeue(replace(record, losses=losses), event.at, event.at, history)
 
 
-def _hold(record: RolloutRecord, event: ImageHeld) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+def _wait_for_image(record: RolloutRecord, event: ImageMissing) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     """Queue the rollout again. The attempt does not count: it begins again with the same number."""
     check_fence(record, event.fence)
     if event.at >= event.ends_at:
         return _end_without_image(record, event.message, event.at)
-    history = with_entry(record, event.at, HistoryEvent.IMAGE_HELD, reason=IMAGE_REASON, message=event.message)
+    history = with_entry(record, event.at, HistoryEvent.IMAGE_MISSING, reason=IMAGE_REASON, message=event.message)
     if record.stage is Stage.INIT:
         record = replace(record, endpoints={})  # no model server has seen its prompt
     queued, effects = _requeue(record, event.at, event.not_before, history)

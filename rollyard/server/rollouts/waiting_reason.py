@@ -36,7 +36,7 @@ from rollyard.server.rollouts.pool_shortage import (
 )
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions, why_waiting
-from rollyard.store.base import GroupVersions, ImageHold, RolloutRecord
+from rollyard.store.base import GroupVersions, MissingImage, RolloutRecord
 from rollyard.wire.node import IMAGE_REASON
 
 LOOK_AHEAD_RECORDS = 10_000
@@ -78,8 +78,8 @@ class QueueView:
     places: Mapping[Stage, Mapping[int, int]] = field(default_factory=dict)
     """Stage -> seq of a record -> number of records of this stage before this record. Only the first LOOK_AHEAD_RECORDS of
     each stage are included."""
-    image_holds: Mapping[str, ImageHold] = field(default_factory=dict)
-    """Image -> its hold."""
+    missing_images: Mapping[str, MissingImage] = field(default_factory=dict)
+    """By name."""
 
 
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
@@ -179,23 +179,23 @@ def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     image = record.image or view.pool.spec.sandbox.default_image or ""
-    hold = view.image_holds.get(image)
-    if hold is None or record.stage is Stage.EVAL or (hold.trying and not hold.failures):
+    missing = view.missing_images.get(image)
+    if missing is None or record.stage is Stage.EVAL or (missing.trying and not missing.failures):
         return None
-    if hold.trying:
-        return WaitReason(f"{hold.message}; a node agent tries it again now", hold.since)
-    gives_up = max(record.created_at, hold.since) + view.pool.spec.sandbox.images.give_up_after_seconds
-    again = f"at {time_text(hold.until)}" if hold.until > view.now else "next"
+    if missing.trying:
+        return WaitReason(f"{missing.message}; a node agent tries it again now", missing.since)
+    gives_up = max(record.created_at, missing.since) + view.pool.spec.sandbox.images.give_up_after_seconds
+    again = f"at {time_text(missing.until)}" if missing.until > view.now else "next"
     return WaitReason(
-        f"{hold.message}; it is tried again {again}, and the rollout waits for it until {time_text(gives_up)}",
-        hold.since,
+        f"{missing.message}; it is tried again {again}, and the rollout waits for it until {time_text(gives_up)}",
+        missing.since,
     )
 
 
 def _image_pulled(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     image = record.image or view.pool.spec.sandbox.default_image or ""
-    hold = view.image_holds.get(image)
-    if hold is None or record.stage is Stage.EVAL or hold.failures or hold.until <= view.now:
+    missing = view.missing_images.get(image)
+    if missing is None or record.stage is Stage.EVAL or missing.failures or missing.until <= view.now:
         return None
     return WaitReason(f"a node of RolloutPool {view.name} pulls the image {image}")
 

@@ -72,7 +72,7 @@ class Struck:
         return False
 
 
-TELLING = (HistoryEvent.FAULT, HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK, HistoryEvent.IMAGE_HELD)
+TELLING = (HistoryEvent.FAULT, HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK, HistoryEvent.IMAGE_MISSING)
 Strike = Callable[[Struck], Coroutine[Any, Any, None]]
 
 

@@ -10,7 +10,7 @@ from rollyard.kinds.values.image_reference import (
     LayoutImage,
     PathImage,
     RegistryImage,
-    absolute_image,
+    normal_form,
     parse_image,
 )
 from rollyard.kinds.values.paths import make_absolute
@@ -84,7 +84,7 @@ def test_a_model_keeps_the_normal_form_and_refuses_relative_paths() -> None:
 
 
 def test_relative_paths_of_a_manifest_become_absolute() -> None:
-    assert absolute_image("oci:../layout:v1", "/a/b") == "oci:/a/layout:v1"
+    assert normal_form("oci:../layout:v1", "/a/b") == "oci:/a/layout:v1"
     spec = {"spec": {"sandbox": {"defaultImage": "docker://ubuntu", "images": {"sharedFolder": "tier"}}}}
     make_absolute(spec, "/a")
     assert spec["spec"]["sandbox"] == {

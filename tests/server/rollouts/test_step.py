@@ -21,7 +21,7 @@ from rollyard.server.rollouts.step import (
     Finished,
     Granted,
     ImageGivenUp,
-    ImageHeld,
+    ImageMissing,
     Lost,
     Outdated,
     Requeued,
@@ -83,19 +83,19 @@ def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
     assert (record.status, record.faults, record.losses) == (Status.QUEUED, 0, 0)
 
 
-def held(record: RolloutRecord, at: float = 2.0, ends_at: float = 99.0) -> ImageHeld:
-    return ImageHeld(at, record.fence, "the image a cannot be used now: no", "docker://r/a:1", at, ends_at)
+def missing(record: RolloutRecord, at: float = 2.0, ends_at: float = 99.0) -> ImageMissing:
+    return ImageMissing(at, record.fence, "the image a cannot be used now: no", "docker://r/a:1", at, ends_at)
 
 
 def test_a_missing_image_costs_nothing_until_the_rollout_has_waited_too_long() -> None:
     record = granted(rollout())
-    record, effects = step(record, held(record))
+    record, effects = step(record, missing(record))
     assert (record.status, record.attempt, record.faults, record.losses) == (Status.QUEUED, 1, 0, 0)
     assert (record.image, record.stage, effects) == ("docker://r/a:1", Stage.INIT, (Requeued(2.0),))
     assert not record.endpoints, "no model server has seen its prompt"
-    assert '"ImageHeld",1,"INIT",{"reason":"ImageUnavailable","message":"the image a cannot' in record.history
+    assert '"ImageMissing",1,"INIT",{"reason":"ImageUnavailable","message":"the image a cannot' in record.history
     again = granted(record)
-    record, effects = step(again, held(again, at=99.0))
+    record, effects = step(again, missing(again, at=99.0))
     assert (record.status, effects) == (Status.INFRA_FAILED, (Ended(),))
     assert record.error is not None
     assert (record.error.reason, record.error.message) == ("ImageUnavailable", "the image a cannot be used now: no")
@@ -109,7 +109,7 @@ def test_only_a_queued_rollout_is_given_up_for_its_image() -> None:
 
 def test_a_missing_image_at_eval_keeps_the_run() -> None:
     record, _ = step(granted(rollout()), RunStored(1.5, 1, BLOB, BLOB))
-    record, _ = step(record, held(record))
+    record, _ = step(record, missing(record))
     assert (record.stage, record.result, record.attempt) == (Stage.EVAL, BLOB, 1)
 
 

@@ -26,7 +26,7 @@ from rollyard.server.rollouts.waiting_reason import (
     explain_parked,
 )
 from rollyard.server.routing.staleness import ServedVersions
-from rollyard.store.base import GroupVersions, ImageHold, RolloutRecord
+from rollyard.store.base import GroupVersions, MissingImage, RolloutRecord
 from tests.support import make
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -70,9 +70,9 @@ def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, 
     return made
 
 
-def hold(**more: Any) -> ImageHold:
+def missing(**more: Any) -> MissingImage:
     given = {"since": NOW - 3600, "until": NOW + 9} | more
-    return ImageHold(
+    return MissingImage(
         PoolKey("default", "swe"), "docker://r/a:1", "the image docker://r/a:1 cannot be used now: no", **given
     )
 
@@ -241,18 +241,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"2 of 5 node agents have such a rollout, and at most 2 may {SINCE_QUEUED}",
     ),
     (
-        "ImageUnavailable", {"image": "docker://r/a:1"}, {"image_holds": {"docker://r/a:1": hold(failures=2)}},
+        "ImageUnavailable", {"image": "docker://r/a:1"}, {"missing_images": {"docker://r/a:1": missing(failures=2)}},
         "the image docker://r/a:1 cannot be used now: no; it is tried again at 2026-01-01 12:00:09 UTC, and the rollout waits "
         f"for it until 2026-01-01 12:00:00 UTC {SINCE_AT}",
     ),
     (
-        "ImageUnavailable", {"image": "docker://r/a:1"}, {"image_holds": {"docker://r/a:1": hold(failures=2, trying=True)}},
+        "ImageUnavailable", {"image": "docker://r/a:1"},
+        {"missing_images": {"docker://r/a:1": missing(failures=2, trying=True)}},
         f"the image docker://r/a:1 cannot be used now: no; a node agent tries it again now {SINCE_AT}",
     ),
     (
         "ImagePulled", {},
         {
-            "image_holds": {"docker://r.example/a:1": hold(trying=True)},
+            "missing_images": {"docker://r.example/a:1": missing(trying=True)},
             "pool": rollout_pool(sandbox={"defaultImage": "docker://r.example/a:1"}),
         },
         f"a node of RolloutPool swe pulls the image docker://r.example/a:1 {SINCE_QUEUED}",

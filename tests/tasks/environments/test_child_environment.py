@@ -128,7 +128,7 @@ async def test_an_environment_ends_with_its_rollout() -> None:
 )
 def test_a_wrong_task_is_told_what_it_can_say(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        env.EnvHandler().image(Task(kind="env", **fields))
+        env.EnvHandler().tools(Task(kind="env", **fields))
 
 
 async def test_the_score_is_the_sum_of_the_turns_rewards() -> None:

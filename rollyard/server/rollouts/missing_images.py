@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
@@ -13,13 +12,14 @@ from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
-from rollyard.server.rollouts.image_hold import FIRST_SECONDS, failed, freed, pulling
 from rollyard.server.rollouts.lease_reports import held_record
+from rollyard.server.rollouts.missing_image import FIRST_SECONDS, failed, freed, pulling
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService
-from rollyard.server.rollouts.step import ImageGivenUp, ImageHeld
-from rollyard.store.base import ImageHold
+from rollyard.server.rollouts.step import ImageGivenUp, ImageMissing
+from rollyard.store.base import MissingImage
 from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.node import ImageChanges, ImageFault, LeaseRef
 
@@ -27,25 +27,18 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
 FORGET_SECONDS = 3600.0
-"""A hold that ended this long ago is deleted: no rollout has needed the image since."""
+"""An image whose delay ended this long ago is forgotten: no rollout has needed the image since."""
 MOST_READY = 10_000
 """Greatest number of images that count as complete on one node."""
-MOST_HOLDS = 1_000
-"""Greatest number of held images of a pool. Faults of further images are not stored; each of their rollouts waits a little."""
+MOST_MISSING = 1_000
+"""Greatest number of missing images of a pool. Faults of further images are not stored: each of their rollouts waits a
+little."""
 MAX_ENDED = 500
 """Greatest number of rollouts of one image that end in one transaction."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PoolImages:
-    """Part of a pool's spec that is about images."""
-
-    default: str
-    give_up_seconds: float
-
-
-class ImageHolds:
-    """All held images. Node agents report faults; the rollouts of a held image stay in the queue."""
+class MissingImages:
+    """All missing images. Node agents report faults; the rollouts of a missing image stay in the queue."""
 
     def __init__(
         self,
@@ -58,29 +51,29 @@ class ImageHolds:
         self._node_agents = node_agents
         self._clock = clock
         self._pool = pool
-        self.holds_changed = Signal[PoolKey]()
+        self.changed = Signal[PoolKey]()
         """Signal: images of this pool failed, or are ready after a failure."""
 
     async def hand_back(self, ref: LeaseRef, agent: ConnectedNodeAgent, fault: ImageFault) -> None:
         """Take back a lease whose node agent does not have the image. If another node agent of the pool has it, or if too many
-        images are held, only this rollout waits, and the image is not held. Raises Fenced, NotFound."""
+        images are missing, only this rollout waits, and the image does not count as missing. Raises Fenced, NotFound."""
         pool, holder_uid = agent.pool, agent.identity.uid
         others = (other for other in self._node_agents.of_pool(pool) if other is not agent and not other.draining)
         elsewhere = any(fault.image in other.ready_images for other in others)
-        about, now = await self._about(pool), self._clock.time()
+        sandbox, now = await self._sandbox(pool), self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> None:
             record = held_record(tx, ref, holder_uid)
-            holds = {hold.image: hold for hold in tx.image_holds(pool)}
-            hold = _after(holds.get(fault.image), pool, fault, now)
-            stored = not elsewhere and (fault.image in holds or len(holds) < MOST_HOLDS)
+            known = {one.image: one for one in tx.missing_images(pool)}
+            missing = _after(known.get(fault.image), pool, fault, now)
+            stored = not elsewhere and (fault.image in known or len(known) < MOST_MISSING)
             if stored:
-                tx.put_image_hold(hold)
+                tx.put_missing_image(missing)
             image = "" if fault.default else fault.image
-            covered = stored and (image or about.default) == fault.image and record.stage is not Stage.EVAL
-            alone_until = now + FIRST_SECONDS if fault.pulling else hold.until  # nothing ends this wait earlier
-            ends_at = max(record.created_at, hold.since) + about.give_up_seconds
-            event = ImageHeld(
+            covered = stored and (image or sandbox.default_image) == fault.image and record.stage is not Stage.EVAL
+            alone_until = now + FIRST_SECONDS if fault.pulling else missing.until  # nothing ends this wait earlier
+            ends_at = max(record.created_at, missing.since) + sandbox.images.give_up_after_seconds
+            event = ImageMissing(
                 at=now,
                 fence=ref.fence,
                 message=fault.message,
@@ -92,7 +85,7 @@ class ImageHolds:
 
         await self._rollouts.transact(change)
         if not fault.pulling:
-            self.holds_changed.emit(pool)
+            self.changed.emit(pool)
 
     async def report(self, agent: ConnectedNodeAgent, changes: ImageChanges) -> None:
         """Store what a node agent found out about images. Their rollouts can be granted as soon as an image is ready."""
@@ -100,27 +93,27 @@ class ImageHolds:
         agent.ready_images -= set(changes.gone)
         agent.ready_images |= set(ready[: max(0, MOST_READY - len(agent.ready_images))])
         if ready or changes.failed:
-            await self._report(agent.pool, ready, changes.failed[:MOST_HOLDS])
+            await self._report(agent.pool, ready, changes.failed[:MOST_MISSING])
 
     async def _report(self, pool: PoolKey, ready: Sequence[str], faults: Sequence[ImageFault]) -> None:
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> bool:
-            holds = {hold.image: hold for hold in tx.image_holds(pool)}
+            known = {one.image: one for one in tx.missing_images(pool)}
             for fault in faults:
-                if fault.image in holds or len(holds) < MOST_HOLDS:
-                    holds[fault.image] = _after(holds.get(fault.image), pool, fault, now)
-                    tx.put_image_hold(holds[fault.image])
-            released = any([tx.delete_image_hold(pool, image) for image in ready])
-            for hold in tx.image_holds(pool) if ready else ():
-                if (now_due := freed(hold, ready, now)) is not None:
-                    tx.put_image_hold(now_due)
+                if fault.image in known or len(known) < MOST_MISSING:
+                    known[fault.image] = _after(known.get(fault.image), pool, fault, now)
+                    tx.put_missing_image(known[fault.image])
+            released = any([tx.delete_missing_image(pool, image) for image in ready])
+            for missing in tx.missing_images(pool) if ready else ():
+                if (now_due := freed(missing, ready, now)) is not None:
+                    tx.put_missing_image(now_due)
                     released = True
             return released
 
         released = await self._rollouts.transact(change)
         if released or faults:
-            self.holds_changed.emit(pool)
+            self.changed.emit(pool)
         if released:
             self._rollouts.rollout_queued.emit(pool, now)
 
@@ -130,42 +123,41 @@ class ImageHolds:
             try:
                 await self.give_up()
             except RollyardError as error:
-                log.warning("held images were not checked this time: %s", error)
+                log.warning("missing images were not checked this time: %s", error)
             await asyncio.sleep(CHECK_SECONDS)
 
     async def give_up(self) -> int:
         """End the queued rollouts that waited too long for their images. Return their number."""
         ended = 0
-        for pool in {hold.pool for hold in await self._rollouts.transact(lambda tx, _: tx.image_holds())}:
+        for pool in {missing.pool for missing in await self._rollouts.transact(lambda tx, _: tx.missing_images())}:
             ended += await self._give_up(pool)
         return ended
 
     async def _give_up(self, pool: PoolKey) -> int:
         try:
-            about = await self._about(pool)
+            sandbox = await self._sandbox(pool)
         except NotFound:
-            about = None  # the pool is deleted, and its queued rollouts are cancelled
+            sandbox = None  # the pool is deleted, and its queued rollouts are cancelled
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> int:
             ended = 0
-            for hold in tx.image_holds(pool):
-                if about is None or hold.until < now - FORGET_SECONDS:
-                    tx.delete_image_hold(pool, hold.image)
-                elif hold.since and now - hold.since >= about.give_up_seconds:
-                    before = now - about.give_up_seconds
-                    for image in [hold.image, ""] if hold.image == about.default else [hold.image]:
+            for missing in tx.missing_images(pool):
+                if sandbox is None or missing.until < now - FORGET_SECONDS:
+                    tx.delete_missing_image(pool, missing.image)
+                elif missing.since and now - missing.since >= sandbox.images.give_up_after_seconds:
+                    before = now - sandbox.images.give_up_after_seconds
+                    for image in [missing.image, ""] if missing.image == sandbox.default_image else [missing.image]:
                         for record in tx.queued_of_image(pool, image, before, MAX_ENDED):
-                            changes.step(tx, record, ImageGivenUp(now, hold.message))
+                            changes.step(tx, record, ImageGivenUp(now, missing.message))
                             ended += 1
             return ended
 
         return await self._rollouts.transact(change)
 
-    async def _about(self, pool: PoolKey) -> _PoolImages:
-        sandbox = (await self._pool(pool)).spec.sandbox
-        return _PoolImages(sandbox.default_image or "", sandbox.images.give_up_after_seconds)
+    async def _sandbox(self, pool: PoolKey) -> SandboxTemplate:
+        return (await self._pool(pool)).spec.sandbox
 
 
-def _after(hold: ImageHold | None, pool: PoolKey, fault: ImageFault, now: float) -> ImageHold:
-    return pulling(hold, pool, fault.image, now) if fault.pulling else failed(hold, pool, fault, now)
+def _after(missing: MissingImage | None, pool: PoolKey, fault: ImageFault, now: float) -> MissingImage:
+    return pulling(missing, pool, fault.image, now) if fault.pulling else failed(missing, pool, fault, now)

@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
-from rollyard.server.rollouts import image_holds
-from rollyard.server.rollouts.image_hold import FIRST_SECONDS
-from rollyard.store.base import ImageHold, RolloutRecord
+from rollyard.server.rollouts import missing_images
+from rollyard.server.rollouts.missing_image import FIRST_SECONDS
+from rollyard.store.base import MissingImage, RolloutRecord
 from rollyard.store.store import Store
-from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
+from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, PrefetchImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
 
 BAD, GOOD = "docker://r.example/bad:1", "docker://r.example/good:1"
@@ -65,8 +65,8 @@ def ref(lease: Lease) -> LeaseRef:
     return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=lease.stage)
 
 
-async def holds(yard: Yard) -> list[ImageHold]:
-    return await yard.store.rollouts.image_holds(KEY)
+async def missing_images_of(yard: Yard) -> list[MissingImage]:
+    return await yard.store.rollouts.missing_images(KEY)
 
 
 async def test_the_rollouts_of_a_missing_image_wait_and_the_others_pass_them(yard: Yard) -> None:
@@ -76,8 +76,8 @@ async def test_the_rollouts_of_a_missing_image_wait_and_the_others_pass_them(yar
     record = await give_back(yard, node, "bad-0")
     assert (record.status, record.attempt, record.faults, record.losses) == (Status.QUEUED, 1, 0, 0)
     assert await granted(yard, node, 9) == ["good", "plain"]
-    (hold,) = await holds(yard)
-    assert (hold.image, hold.failures, hold.message) == (BAD, 1, SENTENCE)
+    (missing,) = await missing_images_of(yard)
+    assert (missing.image, missing.failures, missing.message) == (BAD, 1, SENTENCE)
     assert await yard.rollouts.queued(KEY) == {Stage.INIT: 5}
     assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 0}, "more workers would not help"
 
@@ -90,9 +90,9 @@ async def test_one_rollout_tries_the_image_again_and_the_others_wait_for_its_out
         await give_back(yard, node, id)
     delays = []
     for failures in (1, 2, 3):
-        (hold,) = await holds(yard)
-        assert hold.failures == failures
-        delays.append(hold.until - yard.clock.time())
+        (missing,) = await missing_images_of(yard)
+        assert missing.failures == failures
+        delays.append(missing.until - yard.clock.time())
         yard.clock.turn(delays[-1] - 0.01)
         assert await granted(yard, node, 9) == []
         yard.clock.turn(0.02)
@@ -110,7 +110,7 @@ async def test_an_image_that_a_node_agent_has_at_last_frees_all_its_rollouts(yar
     await give_back(yard, node, "bad-0", ImageFault(image=BAD, message="a node still pulls it", pulling=True))
     assert await granted(yard, node, 9) == []
     await yard.parts.images.report(node.agent, ImageChanges(ready=[BAD]))
-    assert await holds(yard) == []
+    assert await missing_images_of(yard) == []
     await dispatched(yard)
     assert [lease.id for lease in node.leases] == ["bad-0", "bad-0", "bad-1", "bad-2"]
 
@@ -123,7 +123,7 @@ async def test_images_that_wait_for_their_registry_are_tried_when_another_image_
     alone = ImageFault(image="docker://r/alone:1", message="503", registry_down=False)
     await yard.parts.images.report(node.agent, ImageChanges(failed=[*down, alone]))
     await yard.parts.images.report(node.agent, ImageChanges(ready=["docker://r/b:1"]))
-    assert {hold.image: hold.until <= now for hold in await holds(yard)} == {
+    assert {missing.image: missing.until <= now for missing in await missing_images_of(yard)} == {
         "docker://r/a:1": True, "docker://other/a:1": False, "docker://r/alone:1": False,
     }  # fmt: skip
 
@@ -133,8 +133,8 @@ async def test_the_last_failure_says_whether_an_image_waits_for_its_registry(yar
     for down in (True, False):
         fault = ImageFault(image=BAD, message="503", registry_down=down)
         await yard.parts.images.report(node.agent, ImageChanges(failed=[fault]))
-        (hold,) = await holds(yard)
-        assert hold.registry_down is down
+        (missing,) = await missing_images_of(yard)
+        assert missing.registry_down is down
 
 
 async def test_a_rollout_that_waited_too_long_ends_with_the_sentence(yard: Yard) -> None:
@@ -160,30 +160,30 @@ async def test_a_rollout_that_waited_too_long_ends_with_the_sentence(yard: Yard)
     assert (await yard.rollouts.get("default", "late")).status is Status.QUEUED
     yard.clock.turn(7200.0)
     await yard.parts.images.give_up()
-    assert await holds(yard) == []
+    assert await missing_images_of(yard) == []
 
 
-async def test_a_hold_outlives_the_server(yard: Yard, tmp_path: Path) -> None:
+async def test_what_is_missing_outlives_the_server(yard: Yard, tmp_path: Path) -> None:
     await submit(yard, request("bad", BAD), request("other", BAD))
     node = yard.node()
     assert await granted(yard, node, 1) == ["bad"]
     await give_back(yard, node, "bad")
-    before = await holds(yard)
+    before = await missing_images_of(yard)
     await yard.store.close()
     yard.store = await Store.open(tmp_path, yard.clock)
     async with server(yard.store, tmp_path, yard.clock) as parts:
         again = Yard(parts, yard.store, yard.clock)
         assert await granted(again, again.node("u2"), 9) == []
-        assert await holds(again) == before
+        assert await missing_images_of(again) == before
 
 
-async def test_another_nodes_fault_does_not_hold_an_image_that_a_node_has(yard: Yard) -> None:
+async def test_another_nodes_fault_makes_no_image_missing_that_a_node_has(yard: Yard) -> None:
     await submit(yard, *(request(f"r-{i}", BAD) for i in range(3)))
     has, lacks = yard.node("u1"), yard.node("u2")
     assert await granted(yard, lacks, 1) == ["r-0"]
     await yard.parts.images.report(has.agent, ImageChanges(ready=[BAD]))
     record = await give_back(yard, lacks, "r-0")
-    assert await holds(yard) == []
+    assert await missing_images_of(yard) == []
     assert record.not_before > yard.clock.time(), "the rollout itself waits a little"
     assert await granted(yard, has, 9) == ["r-1", "r-2"]
 
@@ -198,16 +198,16 @@ async def test_a_rollout_whose_node_pulls_what_another_has_waits_for_seconds(yar
     assert 0 < record.not_before - yard.clock.time() <= FIRST_SECONDS, "no report ends this wait"
 
 
-async def test_with_too_many_held_images_the_others_are_not_tried_without_end(
+async def test_with_too_many_missing_images_the_others_are_not_tried_without_end(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_holds, "MOST_HOLDS", 1)
+    monkeypatch.setattr(missing_images, "MOST_MISSING", 1)
     await submit(yard, request("bad", BAD), request("further", GOOD))
     node = yard.node()
     assert await granted(yard, node, 2) == ["bad", "further"]
     await give_back(yard, node, "bad")
     await give_back(yard, node, "further", FAULT.model_copy(update={"image": GOOD}))
-    assert [hold.image for hold in await holds(yard)] == [BAD]
+    assert [missing.image for missing in await missing_images_of(yard)] == [BAD]
     assert await granted(yard, node, 9) == []
     yard.clock.turn(FIRST_SECONDS)
     assert "further" in await granted(yard, node, 9)
@@ -231,10 +231,10 @@ def capacity(init: int) -> CapacityRequest:
 
 
 def prefetched(node: Node) -> list[list[str]]:
-    return [message.images for message in node.sent if isinstance(message, StageImages)]
+    return [message.images for message in node.sent if isinstance(message, PrefetchImages)]
 
 
-async def test_node_agents_are_told_the_images_of_the_queue_without_those_that_are_held(yard: Yard) -> None:
+async def test_node_agents_are_told_the_images_of_the_queue_without_those_that_are_missing(yard: Yard) -> None:
     await submit(yard, request("bad", BAD), request("good", GOOD), request("folder", "/images/root"), request("plain"))
     node = yard.node()
     assert await granted(yard, node, 1) == ["bad"]
@@ -242,8 +242,8 @@ async def test_node_agents_are_told_the_images_of_the_queue_without_those_that_a
     for _ in range(2):
         await yard.parts.image_prefetcher.prefetch(KEY)
     assert prefetched(node) == [[GOOD]], "once"
-    (hold,) = await holds(yard)
-    yard.clock.turn(hold.until - yard.clock.time() + 0.01)
+    (missing,) = await missing_images_of(yard)
+    yard.clock.turn(missing.until - yard.clock.time() + 0.01)
     await yard.parts.image_prefetcher.prefetch(KEY)
     await yard.parts.images.report(node.agent, ImageChanges(ready=[GOOD]))
     await yard.parts.image_prefetcher.prefetch(KEY)
