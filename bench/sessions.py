@@ -79,7 +79,7 @@ async def _holding(jobs: list[tuple[Path, str]], room: int) -> AsyncIterator[lis
             link = ServerLink.open(folder)
             node = HoldingNode(link, link.session(), room)
             nodes.append(node)
-            tasks += [group.create_task(node.line.run()), group.create_task(node.beat())]
+            tasks += [group.create_task(node.run()), group.create_task(node.beat())]
         yield nodes
         for task in tasks:
             task.cancel()

@@ -91,17 +91,17 @@ def read(tx: Transaction, id: str) -> RolloutRecord:
 
 
 async def submit(store: Transactor, id: str) -> None:
-    await store.rollouts.transact(lambda tx: tx.put(submitted(id)))
+    await store.transact(lambda tx: tx.put(submitted(id)))
 
 
 async def live(store: Transactor, id: str) -> None:
     await submit(store, id)
     for step in (granted, run_stored, finished):
-        await store.rollouts.transact(lambda tx, step=step: step(tx, id))  # type: ignore[misc]
+        await store.transact(lambda tx, step=step: step(tx, id))  # type: ignore[misc]
 
 
 async def upload(store: Transactor, id: str) -> None:
-    await store.rollouts.transact(lambda tx: tx.add_blob(LARGE))
+    await store.transact(lambda tx: tx.add_blob(LARGE))
 
 
 async def rate(
@@ -129,7 +129,7 @@ async def pairs(store: Transactor, count: int) -> float:
             tx.put(replace(read(tx, f"s{n}"), fence=n + 1))
         return count / (time.perf_counter() - started)
 
-    return await store.rollouts.transact(change)
+    return await store.transact(change)
 
 
 def report(name: str, unit: str, ours: float, baseline: float) -> None:

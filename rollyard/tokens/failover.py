@@ -146,10 +146,12 @@ class FailoverPolicy:
                     so_far = Sampled()
                 if moves == MAX_MOVES:
                     raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
+                moves, failed, why = moves + 1, endpoint.id, str(lost)
                 if len(so_far.token_ids) > n:
                     fruitless.clear()
-                moves, failed, why = moves + 1, endpoint.id, str(lost)
-                fruitless[failed] += 1
+                    retries.reset()
+                else:
+                    fruitless[failed] += 1
 
     async def _leave(self) -> None:
         before = self.endpoint.id

@@ -150,7 +150,7 @@ def _compare(named: str, calls: Sequence[ToolCall], read: ParsedTurn, text: str)
     if tuple(read.calls) == tuple(calls):
         return
     where = f"in {text[:QUOTED]!r}, which the model's chat template wrote"
-    if read.error is not None:
+    if read.error is not None and not read.foreign:
         message = f"{named} refuses a call ({read.error}) {where}; a model that writes this is told so"
         raise _Doubted("CallsRefused", message)
     if [_quoted(call, text) for call in calls] == [call.arguments for call in read.calls]:

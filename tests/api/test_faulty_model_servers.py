@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from rollyard.tokens import failover
 from rollyard.tokens.chat_template import ChatTemplate
 from simulation.serving import serve_app
 from tests.support.outside_api import Serve
@@ -69,7 +70,10 @@ ASKED: dict[str, tuple[dict[str, Any], bytes]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_half_of_a_turn_is_an_error_and_no_turn(serving: Serve, template: ChatTemplate, fault: str) -> None:
+async def test_half_of_a_turn_is_an_error_and_no_turn(
+    serving: Serve, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(failover, "RETRY_SECONDS", 0.01)
     events, words = FAULTS[fault]
     ids = [*template.encode("It is 12."), template.stop_ids[0]]
     whole: Events = lambda prompt, ids: [chunks(chunk(ids, "stop", prompt_token_ids=prompt)), DONE]  # noqa: E731
@@ -91,6 +95,7 @@ async def test_half_of_a_turn_is_an_error_and_no_turn(serving: Serve, template: 
         session = api.gateway_session(opened["id"])
 
         async def ask(path: str, *, stream: bool) -> tuple[int, bytes]:
+            api.endpoints.probed("e", None)  # what a probe says of it counts for some seconds
             body = {"model": "m", "stream": stream, **ASKED[path][0]}
             key = {"Authorization": f"Bearer {opened['key']}"}
             async with http.post(f"{opened['base_url']}/{path}", json=body, headers=key) as got:

@@ -14,6 +14,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 from rollyard.server.rollouts import missing_images
+from rollyard.trajectory.frames import framed
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.base import WireMessage
 from rollyard.wire.node import (  # fmt: skip
@@ -101,8 +102,10 @@ async def test_a_result_with_counts_that_nobody_can_have_counted_is_refused(
         ref = await leased(api, "r")
         headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
         told = ResultHeader(lease=ref, status="Completed", reward=1.0).model_dump(mode="json") | false
-        async with api.http.put(f"{api.url}/v1/node/result", data=json.dumps(told) + "\n", headers=headers) as answer:
-            assert answer.status == 422, await answer.text()
+        body = framed(json.dumps(told).encode() + b"\n")
+        async with api.http.put(f"{api.url}/v1/node/results", data=body, headers=headers) as answer:
+            (refusal,) = (await answer.json())["results"]
+            assert refusal["code"] == 422, refusal
         assert (await api.parts.rollouts.get("default", "r")).status is Status.RUNNING
         await owner.run(ref, RUN)
 

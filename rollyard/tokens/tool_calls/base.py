@@ -32,6 +32,8 @@ class ParsedTurn:
     """Text of the thoughts without their markers; None if the turn has none."""
     shown: str | None = field(default=None, compare=False)
     """The turn without its calls as a caller of the gateway sees it, with thoughts and their markers; None: as `content`."""
+    foreign: bool = field(default=False, compare=False)
+    """Whether `error` is about a call that has the form of another model family."""
 
 
 class ToolCallParser(Protocol):

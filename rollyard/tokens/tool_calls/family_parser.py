@@ -84,7 +84,7 @@ class FamilyParser(ABC):
         if turn.calls or turn.error is not None:
             return turn
         lost = lost_call(turn.content, ArgumentTypes(self.tools).tools)
-        return turn if lost is None else replace(turn, error=FOREIGN.format(lost))
+        return turn if lost is None else replace(turn, error=FOREIGN.format(lost), foreign=True)
 
     def plain(self, text: str) -> ParsedTurn:
         """Read a turn in which nothing counts as a call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollyard.tokens.constraint import Form
@@ -67,9 +68,9 @@ class Harmony:
                 said
             )
         answer = "".join(content).strip()
-        if not calls and error is None and (lost := lost_call(answer, self._tools)) is not None:
-            error = FOREIGN.format(lost)
-        return ParsedTurn(answer, tuple(calls), error, "\n".join(thoughts).strip() if thoughts else None)
+        turn = ParsedTurn(answer, tuple(calls), error, "\n".join(thoughts).strip() if thoughts else None)
+        lost = lost_call(answer, self._tools) if not calls and error is None else None
+        return turn if lost is None else replace(turn, error=FOREIGN.format(lost), foreign=True)
 
     def plain(self, text: str) -> ParsedTurn:
         """Read a turn in which nothing counts as a call."""

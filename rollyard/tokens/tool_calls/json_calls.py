@@ -59,6 +59,8 @@ class JsonCalls(FamilyParser):
                 if self.closing and self.closing not in text[at:]:
                     raise kind(f"the closing tag {self.closing} is missing") from None
                 raise kind(str(error)) from None
+            if value == [] and not self.in_list:
+                raise MalformedCall("the list has no call")
             for one in value if isinstance(value, list) else [value]:
                 yield self.call(one)
             at = _behind(BETWEEN, text, at)

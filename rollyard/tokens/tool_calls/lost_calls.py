@@ -19,9 +19,11 @@ NAMES = ("name", "tool_name")
 OBJECT = re.compile(rf'\{{\s*"(?:{"|".join(NAMES + ARGUMENTS)})"\s*:')
 KEYS = {"type", "id", *NAMES, *ARGUMENTS}
 TAG = re.compile(
-    r"""<(?:function|invoke)(?:=|\s+name\s*=)\s*["']?([\w.\-]+)["']?\s*>|<tool_call>\s*([\w.\-]+)\s*<arg_key>"""
+    r"""<(?:[|｜]DSML[|｜])?(?:function|invoke)(?:=|\s+name\s*=)\s*["']?([\w.\-]+)["']?\s*>"""
+    r"|<tool_call>\s*([\w.\-]+)\s*<arg_key>"
+    r"|<[|｜]tool[_▁]call[_▁]begin[|｜]>(?:function<[|｜]tool[_▁]sep[|｜]>)?([\w.\-]+)"
 )
-TAG_ENDS = ("</function>", "</invoke>", "</tool_call>")
+TAG_ENDS = ("function>", "invoke>", "</tool_call>", "call▁end｜>", "call_end|>")
 # Possessive quantifiers prevent backtracking in long white space.
 BARE = re.compile(
     r"(?:```\w*+\s*+)?+\[?+\s*+(?:functions\.|call:)?+([\w.\-]++)(?::\d++)?+[({].*[)}]\s*+\]?+\s*+(?:```)?+", re.DOTALL
@@ -43,6 +45,6 @@ def _called(answer: str) -> Iterator[str]:
         if KEYS.issuperset(value) and any(isinstance(value.get(key), dict) for key in ARGUMENTS):
             yield from (value[key] for key in NAMES if isinstance(value.get(key), str))
     if any(end in answer for end in TAG_ENDS):
-        yield from (found[1] or found[2] for found in islice(TAG.finditer(answer), MAX_TRIES))
+        yield from (found[found.lastindex or 0] for found in islice(TAG.finditer(answer), MAX_TRIES))
     if (whole := BARE.fullmatch(answer.strip())) is not None:
         yield whole[1]

@@ -51,24 +51,24 @@ OVERWRITTEN = replace(NEW.source, checksum="x")
 PAUSED = WAIT_FOR_UPDATE_SECONDS
 
 
-def empty(stage: str, **more: Any) -> UpdateState:
+def empty(step: str, **more: Any) -> UpdateState:
     """An engine that has nothing to start on."""
-    return replace(UpdateState(TARGET, tried=TARGET), **{"stage": stage, **more})
+    return replace(UpdateState(TARGET, tried=TARGET), **{"step": step, **more})
 
 
-def begun(stage: str, **more: Any) -> UpdateState:
+def begun(step: str, **more: Any) -> UpdateState:
     """A process that has not yet proven its weights."""
-    return replace(SERVING, **{"stage": stage, "proven_life": -1, **more})
+    return replace(SERVING, **{"step": step, "proven_life": -1, **more})
 
 
 def reading(target: WeightsTarget = TARGET, **more: Any) -> UpdateState:
-    return replace(SERVING, **{"stage": "Reading", "target": target, "tried": target, **more})
+    return replace(SERVING, **{"step": "Reading", "target": target, "tried": target, **more})
 
 
-def during(stage: str, way: Any = "Reload", error: str = "", **more: Any) -> UpdateState:
+def during(step: str, way: Any = "Reload", error: str = "", **more: Any) -> UpdateState:
     """A change that has come this far, at its first attempt."""
     change = WeightsChange(NEW, way, error=error)
-    return replace(SERVING, **{"stage": stage, "attempts": 1, "change": change, **more})
+    return replace(SERVING, **{"step": step, "attempts": 1, "change": change, **more})
 
 
 def found(checkpoint: Checkpoint = NEW, **more: Any) -> FilesRead:
@@ -206,12 +206,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("stage", CHANGES)
+@pytest.mark.parametrize("step", CHANGES)
 @pytest.mark.parametrize("fact", ["its outcome", "Lost"])
-def test_a_process_that_is_gone_leaves_the_old_weights_and_the_target_is_tried_again(stage: str, fact: str) -> None:
-    state, closed = next_step(during(stage, "Transfer" if stage == "Transferring" else "Reload"), ProcessBegan(2))
+def test_a_process_that_is_gone_leaves_the_old_weights_and_the_target_is_tried_again(step: str, fact: str) -> None:
+    state, closed = next_step(during(step, "Transfer" if step == "Transferring" else "Reload"), ProcessBegan(2))
     assert (state.proven, state.report.version, closed) == (False, "", ("CloseEntry",))
-    state, commands = next_step(state, CHANGES[stage] if fact != "Lost" else LOST)
+    state, commands = next_step(state, CHANGES[step] if fact != "Lost" else LOST)
     assert (state.step, commands, state.error, state.served) == ("Waiting", (), "", OLD)
     state, commands = next_step(state, Observed(9, True))
     assert (state.step, commands, state.at_work) == ("Loading", ("Load",), OLD)

@@ -8,7 +8,8 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS
 from rollyard.server.rollouts.result_pruner import ResultPruner
-from rollyard.store.base import RolloutFilter, Transaction
+from rollyard.store.base import RolloutFilter
+from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from tests.support.make import rollout, rollout_pool
 

@@ -310,6 +310,7 @@ def test_odd_spellings_are_read(name: str, text: str, content: str, calls: tuple
             "<tool_call>get<arg_key>path</arg_key><arg_value>a</arg_value>n</arg_key><arg_value>5</arg_value></tool_call>",
             "this is no argument: 'n</arg_key>",
         ),
+        ("hermes", "<tool_call>[]</tool_call>", "the list has no call"),
         # the beginning of the call is missing
         ("hermes", '{"name": "get", "arguments": {"path": "a"}}\n</tool_call>', "the beginning of the call is missing"),
         (
@@ -326,6 +327,13 @@ def test_odd_spellings_are_read(name: str, text: str, content: str, calls: tuple
         ("kimi_k2", '<tool_call>{"name": "get", "arguments": {}}</tool_call>', "get is not in the form of this model"),
         ("qwen3_coder", '<invoke name="get">\n</invoke>', "get is not in the form of this model"),
         ("hermes", "<tool_calls><function=get></function></tool_calls>", "get is not in the form of this model"),
+        ("deepseek_dsml", '<|DSML|invoke name="get">\n</|DSML|invoke>', "get is not in the form of this model"),
+        (
+            "deepseek_dsml",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{"path": "a"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            "get is not in the form of this model",
+        ),
+        ("deepseek", '<｜DSML｜invoke name="get">\n</｜DSML｜invoke>', "get is not in the form of this model"),
         ("lfm2", "[get(path='a')]", "get is not in the form of this model"),
         ("mistral", "```python\nget(path='a')\n```", "get is not in the form of this model"),
         ("harmony", '```json\n{"name": "get", "arguments": {}}\n```', "get is not in the form of this model"),
