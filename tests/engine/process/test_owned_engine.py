@@ -252,7 +252,8 @@ async def test_processes_that_do_not_end_are_named(leak: Leak, tmp_path: Path, m
     monkeypatch.setattr(owned_engine, "KILL_SECONDS", -1.0)
     engine = await start_engine(leaky(leak), tmp_path)
     child = await held(leak)
-    with pytest.raises(EngineRemains, match=rf"have not ended .* after KILL: .*python.* \(pid {child}\)"):
+    # one of the two may have ended at the look
+    with pytest.raises(EngineRemains, match=r"have not ended .* after KILL: .*python.* \(pid \d+\)"):
         await engine.end()
     await until(lambda: not alive(child))
 
