@@ -127,7 +127,7 @@ def test_a_users_limit_of_processes_is_a_fault_of_the_node() -> None:
     """The limit was reached while a cell ran, and is not any more when the cell ends."""
     user = ordinary_user()
     told = subprocess.run(
-        [user.python, "-c", NO_ROOM], env=user.environment, cwd="/", stdout=subprocess.PIPE, text=True, timeout=300,
+        [user.python, "-c", NO_ROOM], env=user.environment, cwd="/", stdout=subprocess.PIPE, text=True, timeout=120,
         check=True, **user.credentials,
     ).stdout  # fmt: skip
     assert told == f"{PROCESSES_SHORT}\n"
