@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.host.sandbox_account import Account
 from rollyard.sandbox.process_refusals import ProcessRefusals
 from rollyard.sandbox.sandbox import PROCESSES_SHORT
 from tests.sandbox.test_free_memory import lay
 from tests.support.memory_cgroup import job_cgroups
 from tests.support.ordinary_user import ordinary_user
+
+NOBODY_ELSE = Account(64999, 64999)
+"""An account that runs nothing else, because the limit counts all processes of an account."""
 
 COUNTS = """
 import os, sys
@@ -73,7 +77,7 @@ async def main():
             await sandbox.ipython("1", 60)
             assert not sandbox.node_fault and not await exists(sandbox, "/tmp/refused")
             guard = factory._guard
-            filling = threading.Thread(target=fill)
+            filling = threading.Thread(target=fill, daemon=True)
             filling.start()
             await until(lambda: guard.take_reports("") or guard.refusals)
             running = asyncio.create_task(sandbox.ipython(
@@ -125,7 +129,7 @@ async def test_the_kernel_counts_what_it_refuses() -> None:
 
 def test_a_users_limit_of_processes_is_a_fault_of_the_node() -> None:
     """The limit was reached while a cell ran, and is not any more when the cell ends."""
-    user = ordinary_user()
+    user = ordinary_user(NOBODY_ELSE)
     told = subprocess.run(
         [user.python, "-c", NO_ROOM], env=user.environment, cwd="/", stdout=subprocess.PIPE, text=True, timeout=120,
         check=True, **user.credentials,

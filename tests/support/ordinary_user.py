@@ -40,12 +40,13 @@ class OrdinaryUser:
         return self.account.credentials
 
 
-def ordinary_user() -> OrdinaryUser:
-    """Return the user `nobody`, with a cache of its own that stays on the machine. Skips the test if this process is not
-    root, because then every other test runs as an ordinary user already, or if there is no Python for other users."""
+def ordinary_user(account: Account | None = None) -> OrdinaryUser:
+    """Return the user `nobody`, or that of `account`, with a cache of its own that stays on the machine. Skips the test if
+    this process is not root, because then every other test runs as an ordinary user already, or if there is no Python for
+    other users."""
     if os.geteuid() != 0:
         pytest.skip("all tests run as an ordinary user here")
-    account, shared = sandbox_account(), node_cache()
+    account, shared = account or sandbox_account(), node_cache()
     python, modules = open_python()
     cache = shared / f"tests-of-{account.uid}"
     cache.mkdir(exist_ok=True)
