@@ -31,6 +31,7 @@ from aiohttp import web
 from rollyard.kinds.rollout import AgentSpec, Sampling
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.tool_execution import Tools
+from rollyard.tasks.own_tools import ToolResult
 from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
@@ -117,9 +118,9 @@ class NoSandbox:
     def __init__(self, output: str) -> None:
         self._output = output
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         assert (name, list(arguments)) == ("ipython", ["code"])
-        return self._output
+        return ToolResult(self._output)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from examples.tiny_policy.families import Task, sample_code, sample_math
 from examples.tiny_policy.offline import Toolbox
 from examples.tiny_policy.template import Setting
 from examples.tiny_policy.trajectories import CODE, MATH
-from rollyard.tasks import tool_schemas
+from rollyard.tasks import tool_results
 from rollyard.tokens.tool_calls.hermes import FORM
 
 MAX_TURNS = 6
@@ -63,7 +63,7 @@ class Attempt:
     def _call(self, reply: str) -> str:
         match = CALL.search(reply)
         if match is None:
-            return tool_schemas.malformed_call_result("the closing tag </tool_call> is missing", FORM)
+            return tool_results.malformed_call_result("the closing tag </tool_call> is missing", FORM)
         try:
             call = json.loads(match[1])
             name, arguments = call["name"], call["arguments"]
@@ -72,8 +72,8 @@ class Attempt:
             if name == "bash":
                 return self.box.bash(str(arguments["command"]))
         except (ValueError, KeyError, TypeError) as error:
-            return tool_schemas.malformed_call_result(str(error), FORM)
-        return tool_schemas.unknown_tool_result(name, ["bash", "ipython"])
+            return tool_results.malformed_call_result(str(error), FORM)
+        return tool_results.unknown_tool_result(name, ["bash", "ipython"])
 
     def succeeded(self) -> bool:
         if not self.done:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollyard.tasks import tool_schemas
+from rollyard.tasks import tool_results
 
 WRITE = re.compile(r"cat > (\S+) <<'EOF'\n((?:(?!^EOF$).)*)\nEOF\n?", re.DOTALL | re.MULTILINE)
 CHECK = re.compile(r"python3 -m py_compile (\S+) && echo OK")
@@ -87,33 +87,33 @@ class Toolbox:
     def ipython(self, code: str) -> str:
         self.cells += 1
         try:
-            return tool_schemas.ipython_result(repr(evaluate(code)))
+            return tool_results.ipython_result(repr(evaluate(code)))
         except SyntaxError as error:
-            return tool_schemas.ipython_result(f"  Cell In[{self.cells}], line {_where(error)}")
+            return tool_results.ipython_result(f"  Cell In[{self.cells}], line {_where(error)}")
         except (ArithmeticError, LookupError, NameError, TypeError, ValueError, NotOffline) as error:
             place = f"  Cell In[{self.cells}], line 1\n    {code}"
-            return tool_schemas.ipython_result(
+            return tool_results.ipython_result(
                 f"Traceback (most recent call last):\n{place}\n{type(error).__name__}: {error}"
             )
 
     def bash(self, command: str) -> str:
         if write := WRITE.fullmatch(command):
             self.files[write[1]] = write[2] + "\n"
-            return tool_schemas.bash_result("", 0)
+            return tool_results.bash_result("", 0)
         if check := CHECK.fullmatch(command):
             return self._check(check[1])
         word = (command.split() or [""])[0]
-        return tool_schemas.bash_result(f"bash: {word}: command not found", 127)
+        return tool_results.bash_result(f"bash: {word}: command not found", 127)
 
     def _check(self, path: str) -> str:
         if path not in self.files:
-            return tool_schemas.bash_result(f"[Errno 2] No such file or directory: {path!r}", 1)
+            return tool_results.bash_result(f"[Errno 2] No such file or directory: {path!r}", 1)
         try:
             with warnings.catch_warnings(action="error", category=SyntaxWarning):  # py_compile prints them
                 compile(self.files[path], path, "exec", dont_inherit=True)
         except SyntaxError as error:
-            return tool_schemas.bash_result(f'  File "{path}", line {_where(error)}\n', 1)
-        return tool_schemas.bash_result("OK", 0)
+            return tool_results.bash_result(f'  File "{path}", line {_where(error)}\n', 1)
+        return tool_results.bash_result("OK", 0)
 
     def passes(self, path: str, cases: Sequence[Mapping[str, str]]) -> bool:
         """Return whether the file at `path` gives the expected value in every case."""

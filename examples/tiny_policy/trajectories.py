@@ -14,7 +14,7 @@ from collections.abc import Callable
 from examples.tiny_policy.families import CodeProblem, MathProblem, Problem, draw_code, draw_math
 from examples.tiny_policy.offline import Toolbox
 from examples.tiny_policy.template import TURN_END, Message, Part, Setting, tool_call
-from rollyard.tasks import system_prompts, tool_schemas
+from rollyard.tasks import system_prompts, tool_results, tool_schemas
 from rollyard.tokens.tool_calls.hermes import FORM
 
 MATH = Setting(system_prompts.MATH, (tool_schemas.IPYTHON,))
@@ -118,7 +118,7 @@ def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[M
     bad, error = _spoil(good, json.loads, rng)
     return [
         Message("assistant", tool_call(tool, arguments).replace(good, bad)),
-        Message("tool", tool_schemas.malformed_call_result(str(error), FORM)),
+        Message("tool", tool_results.malformed_call_result(str(error), FORM)),
     ]
 
 

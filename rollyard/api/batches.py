@@ -13,20 +13,13 @@ from rollyard.api import request_bodies
 from rollyard.api.error_status import validated
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, integer, namespace_of, seconds
-from rollyard.api.request_checks import (
-    check_kinds,
-    check_pools,
-    check_tasks,
-    check_tools,
-    engines_take_priority,
-)
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import columns_response, read_trajectory, wants_columns
 from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
+from rollyard.kinds.installed_task_fields import check_tasks, offers_tools
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.task_fields import offers_tools
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.store.base import RolloutRecord
 from rollyard.store.batch_records import GroupRecord
@@ -68,7 +61,7 @@ async def _create(request: web.Request) -> web.Response:
             f"a task may have at most {MAX_TASK_LINE_BYTES} bytes, but one has {large}; put large data into the image"
         )
     view, new = await services.batches.create(
-        namespace, wanted, tasks, engine_priority=await engines_take_priority(services, pool)
+        namespace, wanted, tasks, engine_priority=await services.request_checks.engines_take_priority(pool)
     )
     return _view_response(view, status=201 if new else 200)
 
@@ -95,13 +88,15 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> Ro
     ):
         samples = {kind: Task(kind=kind) for kind in there.kinds}
     requests = [wanted.rollouts("check", task) for task in samples.values()]
-    pools = await check_pools(services, namespace, requests or [wanted.rollouts("check", Task(kind="math"))])
+    checks = services.request_checks
+    pools = await checks.check_pools(namespace, requests or [wanted.rollouts("check", Task(kind="math"))])
     place = "tasks" if wanted.tasks is not None else "dataset"
-    check_kinds(services, requests, pools, place)
+    checks.check_kinds(requests, pools, place)
     with_tools = next((task for task in [*tasks, *samples.values()] if offers_tools(task)), None)
     if with_tools is not None:
-        await check_tools(services, [wanted.rollouts("check", with_tools)], pools, place)
+        await checks.check_tools([wanted.rollouts("check", with_tools)], pools, place)
     await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
+    checks.check_evaluators([(task, pools[wanted.pool]) for task in tasks], "tasks[{}]")
     return pools[wanted.pool]
 
 

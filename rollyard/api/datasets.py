@@ -16,9 +16,9 @@ from rollyard.api.services import SERVICES
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.batch import BatchName, DatasetHistory, DatasetView
+from rollyard.kinds.installed_task_fields import check_task
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
-from rollyard.kinds.task_fields import check_task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.store.batch_records import DatasetRecord
 

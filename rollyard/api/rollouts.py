@@ -10,21 +10,21 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.api import request_bodies
-from rollyard.api.forks import check_forks
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, seconds
 from rollyard.api.queue_view import queue_view
-from rollyard.api.request_checks import check_kinds, check_pools, check_tasks, check_tools
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
 from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
 from rollyard.core.errors import BadRequest, Expired, NotFound
+from rollyard.kinds import task_metadata
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import KeptView, Stage, Status
 from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
 from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.trajectory.artifact import to_json, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE
 from rollyard.trajectory.frames import framed
 
@@ -59,18 +59,7 @@ async def _submit(request: web.Request) -> web.Response:
     """Accept one request, a list, or an object with `rollouts`. The answer 202 comes when the rollouts are on disk."""
     services, namespace = request.app[SERVICES], namespace_of(request)
     requests = await read_requests(request)
-    pools = await check_pools(services, namespace, requests)
-    check_kinds(services, requests, pools)
-    await check_tools(services, requests, pools)
-    await check_forks(services, namespace, requests)
-    if request_bodies.is_short(request):
-        check_tasks([r.task for r in requests])
-    else:
-        await request_bodies.run_in_parser_thread(check_tasks, [r.task for r in requests])
-    for pool in pools.values():
-        if (limit := pool.spec.max_queued_rollouts) is not None:
-            new = sum(r.n for r in requests if r.pool == pool.metadata.name)
-            await services.queue_limit.admit(pool.pool_key, limit, new)
+    await services.request_checks.admit(namespace, requests)
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}
@@ -79,7 +68,7 @@ async def _submit(request: web.Request) -> web.Response:
     return web.json_response({"rollouts": rows}, status=202)
 
 
-@accepts("namespace", "pool", "group", "status", "after", "limit")
+@accepts("namespace", "pool", "group", "status", "metadata", "after", "limit")
 async def _list(request: web.Request) -> web.Response:
     """List rollouts without their trajectories."""
     services, query = request.app[SERVICES], request.query
@@ -92,6 +81,7 @@ async def _list(request: web.Request) -> web.Response:
         namespace=namespace_of(request),
         pool=query.get("pool"),
         group=query.get("group"),
+        metadata=_metadata_items(query.get("metadata")),
         status=statuses,
         after_seq=integer(request, "after", 0),
         limit=limit,
@@ -99,6 +89,19 @@ async def _list(request: web.Request) -> web.Response:
     records = await services.rollouts.find(filter)
     following = records[-1].seq if len(records) == limit else None
     return await _json_response({"rollouts": await _queued_views(services, records), "next": following})
+
+
+def _metadata_items(text: str | None) -> tuple[str, ...]:
+    try:
+        given = request_bodies.load_json(text.encode()) if text is not None else {}
+        found = [task_metadata.item(name, value) for name, value in given.items()]
+    except (ValueError, AttributeError):
+        found = [None]
+    if None in found or len(found) > task_metadata.MAX_ITEMS:
+        raise BadRequest(
+            'metadata must be a JSON object of texts, numbers, true, false or null, such as {"difficulty": "hard"}'
+        )
+    return tuple(item for item in found if item is not None)
 
 
 @accepts("namespace", "wait")
@@ -132,7 +135,7 @@ async def _history(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _artifact(request: web.Request) -> web.Response:
-    """Read the artifact that EVAL scores: an object of name to text."""
+    """Read the artifact that EVAL scores: an object of name to text, or to `{"base64": ...}` for bytes."""
     services = request.app[SERVICES]
     record = await services.rollouts.get(namespace_of(request), request.match_info["id"])
     if record.artifact_deleted:
@@ -142,8 +145,9 @@ async def _artifact(request: web.Request) -> web.Response:
         )
     if record.artifact is None:
         raise NotFound(f"rollout {record.id!r} has no artifact: it has not come to the end of RUN")
-    data = await services.store.packs.use([record.artifact], lambda blobs: decompress(blobs[0]))
-    return web.Response(body=data, content_type="application/json")
+    return await _json_response(
+        await services.store.packs.use([record.artifact], lambda blobs: to_json(unpack(decompress(blobs[0]))))
+    )
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:

@@ -18,7 +18,7 @@ from rollyard.kinds.token import RotationRequest, RotationResult
 from rollyard.server.batches.service import BatchService
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.missing_images import MissingImages
-from rollyard.server.rollouts.queue_limit import QueueLimit
+from rollyard.server.rollouts.request_checks import RequestChecks
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_choice import EndpointChoice
@@ -35,7 +35,7 @@ class Services:
     clock: Clock
     rollouts: RolloutService
     images: MissingImages
-    queue_limit: QueueLimit
+    request_checks: RequestChecks
     batches: BatchService
     node_agents: ConnectedNodeAgents
     endpoints: EndpointRegistry
@@ -51,8 +51,6 @@ class Services:
     """Returns a preview of the jobs that a pool with these allocations would submit. Blocks for a moment; raises
     Invalid."""
     rotate_tokens: Callable[[RotationRequest], Awaitable[RotationResult]]
-    task_kinds: frozenset[str]
-    """Task kinds that have a handler in the server's Python."""
 
 
 SERVICES: web.AppKey[Services] = web.AppKey("services", Services)

@@ -8,7 +8,6 @@ from rollyard.api import request_bodies
 from rollyard.api.auth import GATEWAY
 from rollyard.api.error_status import validated
 from rollyard.api.listener import mark_trusted
-from rollyard.api.pool_lookup import named_pool
 from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
@@ -68,7 +67,7 @@ async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> I
     """Return the pool for a session. Raises Invalid if the pool is missing or being deleted, or if its engines are
     external and the request names a weights version.
     """
-    pool = await named_pool(services, InferencePool, namespace, wanted.pool)
+    pool = await services.pools.named(InferencePool, namespace, wanted.pool)
     if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
         message = (
             f"the engines of InferencePool {wanted.pool!r} are external, so their weights are not known: leave out "

@@ -16,6 +16,7 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
+from rollyard.server.rollouts.results import snapshot_of_turn
 from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot
 from rollyard.trajectory.frames import frame_head, framed
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
@@ -117,18 +118,6 @@ async def for_node_agent(request: web.Request, snapshot: StoredSnapshot) -> web.
     assert snapshot.blob is not None
     about = framed(snapshot.about.model_dump_json().encode())
     return await send_stored(request, [about, *frame_of(snapshot.blob)])
-
-
-def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: str) -> StoredSnapshot:
-    """Return the snapshot with an archive. Raises NotFound, with the reason if there is none."""
-    found = next((one for one in stored if str(one.about.turn) == turn), None)
-    if found is None:
-        turns = ", ".join(str(one.about.turn) for one in stored if one.blob is not None)
-        there = f"there are snapshots after turns {turns}" if turns else "`agent.snapshots` of its request decides"
-        raise NotFound(f"rollout {record.id!r} has no snapshot after turn {turn}; {there}")
-    if found.blob is None:
-        raise NotFound(f"rollout {record.id!r} has no snapshot after turn {turn}: {found.about.error}")
-    return found
 
 
 async def _stored(request: web.Request) -> tuple[RolloutRecord, list[StoredSnapshot]]:

@@ -22,6 +22,7 @@ from rollyard.api import request_bodies
 from rollyard.api.error_status import rejection
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import ApiError, BadRequest, Invalid, TooLarge
+from rollyard.kinds.installed_task_fields import check_tasks
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.schema.validation import MAX_REPORTED, Problem, problems_of
 from rollyard.server.rollouts.new_rollouts import MAX_PER_REQUEST, MAX_TASK_BYTES, too_large
@@ -95,6 +96,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
         raise Invalid("send at least one rollout")
     if (n := sum(r.n for r in requests)) > MAX_PER_REQUEST:
         raise Invalid(f"one request may have at most {MAX_PER_REQUEST} rollouts, but this one has {n}; send several")
+    check_tasks([r.task for r in requests])
     return requests
 
 

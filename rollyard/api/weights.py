@@ -13,7 +13,6 @@ from aiohttp import web
 from rollyard.api.error_status import validated
 from rollyard.api.model_check import check_update
 from rollyard.api.object_writes import BASE, read_body
-from rollyard.api.pool_lookup import inference_pool_in_path
 from rollyard.api.representation import respond
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.clock import as_exact_datetime
@@ -71,7 +70,7 @@ def _begin(services: Services, pool: InferencePool, update: WeightsUpdate) -> tu
 
 async def _pool(request: web.Request) -> InferencePool:
     info = request.match_info
-    return await inference_pool_in_path(request.app[SERVICES], info["namespace"], info["name"])
+    return await request.app[SERVICES].pools.inference_pool_in_path(info["namespace"], info["name"])
 
 
 def _respond(request: web.Request, weights: WeightsStatus, status: int) -> web.Response:

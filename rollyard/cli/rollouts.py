@@ -155,14 +155,29 @@ def rollouts() -> None:
     type=click.Choice(STATUSES, case_sensitive=False),
     help="only rollouts with this status; repeat for several",
 )
+@click.option(
+    "--metadata",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="only rollouts of tasks with this metadata; repeat for several",
+)
 @click.option("--prefix", default="", help="only rollouts whose ids begin with it")
 @with_client
 async def list_(
-    client: AsyncClient, namespace: str, pool: str | None, group: str | None, status: tuple[str, ...], prefix: str
+    client: AsyncClient,
+    namespace: str,
+    pool: str | None,
+    group: str | None,
+    status: tuple[str, ...],
+    metadata: tuple[str, ...],
+    prefix: str,
 ) -> None:
     """List rollouts, one line each."""
+    if wrong := next((text for text in metadata if "=" not in text), None):
+        raise click.UsageError(f"--metadata {wrong!r}: write NAME=VALUE, such as difficulty=hard")
+    items = dict(text.split("=", 1) for text in metadata)
     rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"]]
-    async for view in client.rollouts(namespace, pool=pool, group=group, status=status):
+    async for view in client.rollouts(namespace, pool=pool, group=group, status=status, metadata=items):
         if view.id.startswith(prefix):
             rows.append(_row(view))
     click.echo("\n".join(align(rows)))
@@ -215,6 +230,8 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"], _row(view)])))
     if view.waiting:
         click.echo(printable(f"\n{view.waiting}"))
+    if view.metadata:
+        click.echo(printable(f"\nmetadata {json.dumps(view.metadata, ensure_ascii=False)}"))
     if view.weights_version:
         again = f", restarted {view.outdated} times because its weights were too old" if view.outdated else ""
         click.echo(printable(f"\nweights {view.weights_version}{again}"))
@@ -332,11 +349,17 @@ def transcript(trajectory: Trajectory) -> list[str]:
         lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
         for result in turn.tool_results:
             lines += ["--- tool result", result]
-        if turn.observation is not None:
+        if turn.observation is not None or turn.reward is not None:
             reward = "" if turn.reward is None else f", reward {turn.reward:g}"
-            lines += [f"--- environment{reward}", turn.observation]
+            lines += [f"--- environment{reward}", *([] if turn.observation is None else [turn.observation])]
+    for call in trajectory.role_calls:
+        tokens = f"{call.prompt_tokens} + {call.completion_tokens} tokens"
+        about = f"{call.purpose} in {call.stage}, {call.ending}, {tokens}, {call.seconds:.2f} s"
+        lines += ["", f"--- {call.role}: {about}", call.text]
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     lines += ["", f"=== {trajectory.status.value}, reward {reward} {dict(trajectory.metrics)}"]
+    if trajectory.parts:
+        lines.append(f"    parts of the reward: {dict(trajectory.parts)}")
     lines += [f"    {line}" for note in trajectory.notes for line in note.splitlines()]
     if trajectory.cut_short:
         lines.append(f"    {trajectory.cut_short}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -19,7 +20,8 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
-from rollyard.trajectory import Trajectory
+from rollyard.trajectory import Artifact, Trajectory
+from rollyard.trajectory.artifact import from_json
 
 if TYPE_CHECKING:
     from rollyard.trajectory.columns import Columns
@@ -73,13 +75,12 @@ class RolloutClient(ApiClient):
         body = await self._http.json("GET", rollout_path(id) + "/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
 
-    async def artifact(self, id: str, namespace: str | None = None) -> dict[str, str]:
-        """Return the artifact that EVAL scores, name -> text. Raises NotFound before the end of RUN, and Expired if the
-        artifact is deleted (`artifactTtlSecondsAfterFinished` of the pool)."""
-        found: dict[str, str] = await self._http.json(
-            "GET", rollout_path(id) + "/artifact", query=self._http.query(namespace)
+    async def artifact(self, id: str, namespace: str | None = None) -> Artifact:
+        """Return the artifact that EVAL scores, name -> text or bytes. Raises NotFound before the end of RUN, and Expired if
+        the artifact is deleted (`artifactTtlSecondsAfterFinished` of the pool)."""
+        return from_json(
+            await self._http.json("GET", rollout_path(id) + "/artifact", query=self._http.query(namespace))
         )
-        return found
 
     async def images_needed(self) -> set[str]:
         """Return the sandbox images that unfinished rollouts name, and the default images of pools, in all namespaces."""
@@ -132,11 +133,15 @@ class RolloutClient(ApiClient):
         pool: str | None = None,
         group: str | None = None,
         status: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RolloutView]:
-        """Yield all matching rollouts, in order of arrival."""
+        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values."""
         after: int | None = 0
+        own = json.dumps(dict(metadata)) if metadata else None
         while after is not None:
-            query = self._http.query(namespace, pool=pool, group=group, status=",".join(status), after=str(after))
+            query = self._http.query(
+                namespace, pool=pool, group=group, status=",".join(status), metadata=own, after=str(after)
+            )
             body = await self._http.json("GET", "/v1/rollouts", query=query)
             for row in body["rollouts"]:
                 yield RolloutView.model_validate(row)

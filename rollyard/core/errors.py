@@ -37,8 +37,10 @@ RollyardError
 ├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
-│   └── EndpointRefused      4xx other than 401, 403, 408 and 429: the request itself is wrong; no retry
-│       └── AnswerRefused    the endpoint's answer cannot be used for training, so Rollyard refuses it
+│   ├── EndpointRefused      4xx other than 401, 403, 408 and 429: the request itself is wrong; no retry
+│   │   └── AnswerRefused    the endpoint's answer cannot be used for training, so Rollyard refuses it
+│   └── RoleModelFailed      a model that a task handler calls by its role, such as a judge, failed: InfraFailed after retries
+├── RoleModelAttacked        it is certain that the agent's text made a judge unusable: the rollout is scored, with 0
 ├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
 ├── NoReward                 a rollout ended without a reward; its trainer counts the session as failed (trainers/verl)
 ├── ImageBuildFailed         an image cannot be built; the message names the line of the Dockerfile and what to change
@@ -52,8 +54,10 @@ RollyardError
     ├── SnapshotUnusable     the rollout's sandbox cannot be started from its snapshot
     │   └── SnapshotRefused  the sandbox cannot write a file of the snapshot
     ├── NoParserFits         no parser of tool calls fits the model's chat template (tokens/tool_calls/parser_choice.py)
+    ├── UnknownParser        no parser of test logs has this name; the message has the names (tasks/swe/log_parsers)
     ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
     ├── ToolCallsUnreadable  the task has tools, but the calls of the model would not be read
+    ├── RoleBudgetUsed       a task handler's calls of a role's model reached a limit: in RUN the conversation ends Truncated
     └── HandlerFailed        the task handler, or its environment, raised an exception or returned a wrong value
 
 Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
@@ -68,6 +72,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
 - tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
+- tasks/swe/rows: RowRefused
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall, NoCall
 - sandbox_agent, which imports no other part of Rollyard: BrokenChanges, EditError, ImageDiffers, KernelUnusable, ShellEnded,
@@ -298,6 +303,14 @@ class AnswerRefused(EndpointRefused):
     ending = "AnswerRefused"
 
 
+class RoleModelFailed(EndpointError):
+    ending = "RoleModelFailed"
+
+
+class RoleModelAttacked(RollyardError):
+    ending = "RoleModelAttacked"
+
+
 class NoEndpoint(RollyardError):
     pass
 
@@ -337,12 +350,20 @@ class SnapshotRefused(SnapshotUnusable):
     ending = "SnapshotRefused"
 
 
+class UnknownParser(TaskError):
+    """No parser of test logs has this name."""
+
+
 class NothingSampled(TaskError):
     ending = "NothingSampled"
 
 
 class ToolCallsUnreadable(TaskError):
     ending = "ToolCallsUnreadable"
+
+
+class RoleBudgetUsed(TaskError):
+    ending = "RoleBudgetUsed"
 
 
 class HandlerFailed(TaskError):

@@ -151,12 +151,21 @@ ENDINGS: Final[dict[str, Ending]] = {
             "limit also ended its work",
         ),
         Ending(
+            "RoleModelAttacked", _DONE, _AGENT, _NO, _RUN + _EVAL, None, None,
+            "the agent's text has certainly made a model that scores it unusable: reward 0, and the metric "
+            "`attacked_model`. Truncated if a limit also ended its work",
+        ),
+        Ending(
             "TaskError", _FAIL, _TASK, _NO, _ALL, "verifier_failed", "verifier_error",
             "the task, its handler, its evaluator or the request is wrong",
         ),
         Ending(
             "HandlerFailed", _FAIL, _TASK, _NO, _ALL, "verifier_failed", "verifier_error",
             "the task handler, or its environment, raised an exception or returned a wrong value",
+        ),
+        Ending(
+            "RoleBudgetUsed", _FAIL, _TASK, _NO, _INIT + _EVAL, "verifier_failed", "verifier_error",
+            "the handler's calls of a role's model reached `maxCalls` or `maxTokens` of the pool's `roles`",
         ),
         NO_FINITE_REWARD,
         NOTHING_SAMPLED,
@@ -236,6 +245,11 @@ ENDINGS: Final[dict[str, Ending]] = {
         Ending(
             "StreamLost", _INFRA, _OURS, _COUNTED, _RUN, "model_provider_failed", "transport_peer_drop",
             "a model server failed within an answer",
+        ),
+        Ending(
+            "RoleModelFailed", _INFRA, _OURS, _COUNTED, _ALL, "model_provider_failed", "transport_unreachable",
+            "a model that the task handler calls by its role, such as a judge, was down, too slow, or answered in a wrong "
+            "form",
         ),
         CANCELLED,
         POOL_DELETED,

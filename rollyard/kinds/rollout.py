@@ -7,13 +7,16 @@ exactly one terminal record.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
+from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.base import NAME_PATTERN, ReasonText, WireModel, shared
 from rollyard.kinds.weights import VERSION_PATTERN
 
+F = TypeVar("F", bound=WireModel)
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
 RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
@@ -21,7 +24,7 @@ RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 MAX_MESSAGE_CHARS = 4000
 MAX_NOTES_CHARS = 2000
 MAX_ARTIFACT_BYTES = 4 << 20
-"""Greatest length of all texts of a rollout's artifact together, in UTF-8."""
+"""Greatest length of a rollout's artifact: all its texts, in UTF-8, and bytes."""
 IN_QUEUE, PARKED, PREPARING = "InQueue", "Parked", "Preparing"
 """Words of `RolloutView.waiting`. InQueue: the rollout waits only for its turn, and its position changes often. Parked:
 the rollout waits in RUN, for a model server. Preparing: the rollout waits in INIT, because its node makes something once."""
@@ -227,6 +230,45 @@ class Task(WireModel):
     def fields(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    @property
+    def image(self) -> str:
+        """Name of the sandbox image; empty: the pool's default image. Server and node agent both ask here."""
+        return _text((self.model_extra or {}).get("image"))
+
+    @property
+    def evaluator_image(self) -> str:
+        """Name of the image of EVAL's sandbox; empty: that of RUN's sandbox."""
+        evaluator = (self.model_extra or {}).get("evaluator")
+        return _text(evaluator.get("image")) if isinstance(evaluator, dict) else ""
+
+    @property
+    def metadata(self) -> dict[str, JsonValue]:
+        found = (self.model_extra or {}).get("metadata")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def _validated(self) -> dict[type[WireModel], Any]:
+        return {}
+
+    def fields_as(self, model: type[F]) -> F:
+        """Return the fields as an object of this model, validated once. Raises Invalid with a cause for each wrong field."""
+        if model not in self._validated:
+            try:
+                self._validated[model] = model.model_validate(self.fields)
+            except ValidationError as error:
+                causes = [Cause(".".join(["task", *map(str, e["loc"])]), e["msg"]) for e in error.errors()]
+                listed = "; ".join(f"{c.field}: {c.message}" for c in causes)
+                known = ", ".join(model.model_fields)
+                raise Invalid(
+                    f"the {self.kind} task is invalid: {listed} (its fields are {known})", causes=causes
+                ) from None
+        found: F = self._validated[model]
+        return found
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
 
 class WeightsConstraint(WireModel):
     """Limits on the weights versions that may sample a rollout after it has started."""
@@ -348,5 +390,7 @@ class RolloutView(WireModel):
     a text, `Word: sentence (since ...)`. The word is from a fixed set."""
     kept: KeptView | None = None
     """Sandbox of a failed attempt that is kept. Null in lists."""
+    metadata: dict[str, JsonValue] = {}
+    """Metadata of the task."""
     artifact: Literal["Kept", "Deleted"] | None = None
     """Whether the artifact that EVAL scores is still stored. Null if the rollout has left none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +15,8 @@ from rollyard.kinds.pool import PoolObject, PoolStatus, Renewal, check_gpus_coun
 from rollyard.kinds.sandbox_template import SandboxTemplate, sandbox_capacities, sandbox_capacity
 from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 
+POLICY_ROLE = "policy"
+"""Role of the model that agents sample from."""
 DEFAULT_MAX_ATTEMPTS = 3
 SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
@@ -91,6 +94,14 @@ def _most(cpus: float) -> str:
     return f"{math.floor(cpus * scale + 1e-9) / scale:g}"
 
 
+def _roles_known(roles: Mapping[str, RoleLimits], inference: Mapping[str, str]) -> None:
+    for role in roles:
+        if role == POLICY_ROLE:
+            raise ValueError(f"`roles` is for models that task handlers call; leave {role!r} out")
+        if role not in inference:
+            raise ValueError(f"`roles.{role}` needs an InferencePool: set `inference.{role}`, or leave it out")
+
+
 def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> None:
     needed = budget_seconds + SPARE_SECONDS + STARTUP_SECONDS
     if walltime_seconds(allocation.time_limit) < needed:
@@ -101,9 +112,26 @@ def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> N
         )
 
 
+class RoleLimits(KindModel):
+    """Limits of one model by role, for each attempt of a rollout."""
+
+    max_calls: int = Field(default=200, ge=1, le=100_000)
+    """Greatest number of calls, including repeated ones."""
+    max_tokens: int = Field(default=2_000_000, ge=1, le=10**9)
+    """Greatest number of tokens of all calls together, those of the prompts included."""
+    seconds: float = Field(default=1800.0, gt=0, le=10**6)
+    """Longest time of all calls together, the waits for a model server included. A model that takes longer has failed, and
+    the rollout gets a new attempt."""
+    retries: int = Field(default=4, ge=0, le=20)
+    """Number of times that a question is asked again after an answer that does not have its form."""
+
+
 class RolloutPoolSpec(KindModel):
     inference: dict[str, str] = {}
-    """Role -> InferencePool in the same namespace. The agent uses the role `policy`."""
+    """Role -> InferencePool in the same namespace. The agent uses the role `policy`. Task handlers call the models of the
+    other roles, such as `judge`."""
+    roles: dict[str, RoleLimits] = {}
+    """Role -> limits of a task handler's calls of this role's model. A role that is missing here has the default limits."""
     sandbox: SandboxTemplate = SandboxTemplate()
     """Resources and image of each sandbox."""
     stages: Stages = Stages()
@@ -140,9 +168,15 @@ class RolloutPoolSpec(KindModel):
         check_one_size(self.replicas, self.autoscaling)
         check_gpus_counted(self.max_gpu_hours, self.allocation)
         check_one_node(self.allocation, "a node agent")
+        _roles_known(self.roles, self.inference)
         _workers_fit(self.stages, self.sandbox, self.allocation)
         _walltime_suffices(self.allocation, self.budget_seconds)
         return self
+
+    @property
+    def role_limits(self) -> dict[str, RoleLimits]:
+        """Limits of each role that task handlers may call."""
+        return {role: self.roles.get(role, RoleLimits()) for role in self.inference if role != POLICY_ROLE}
 
     @property
     def budget_seconds(self) -> int:

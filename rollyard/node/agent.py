@@ -19,12 +19,14 @@ from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.kinds.base import evolve
 from rollyard.kinds.failure_table import NODE_AGENT_ERROR
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node import attachments
-from rollyard.node.image_pulls import ImagePulls, image_fault
+from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.kept_sandboxes import KeptSandboxes
+from rollyard.node.lease_models import RoleSampler
 from rollyard.node.lease_run import LeaseRun, NodeContext
-from rollyard.node.lease_sampler import ROLE, LeaseSampler
+from rollyard.node.lease_sampler import LeaseSampler, first_endpoint
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox_room import SandboxRoom
 from rollyard.node.stage_workers import StagePools
@@ -33,6 +35,7 @@ from rollyard.tasks.installed_handlers import Handlers
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import (
     IMAGE_REASON,
     UNREADABLE_LEASE_REASON,
@@ -111,7 +114,8 @@ class NodeAgent:
         self._room = room
         self._attachments = attachments.Attachments(link, http)
         self._runs: dict[LeaseKey, tuple[LeaseRun, asyncio.Task[None]]] = {}
-        self._policies: dict[LeaseKey, LeaseSampler] = {}
+        self._samplers: dict[LeaseKey, dict[str, LeaseSampler]] = {}
+        """Lease -> role -> sampler."""
         templates = TemplateCache()
         templates.proven.connect(lambda proof: self._proofs_changed())
         self._proofs_reported = True
@@ -128,6 +132,7 @@ class NodeAgent:
             uploads=ResultUploads(link, http),
             templates=templates,
             policy=self._policy,
+            role=self._role,
             sandbox=welcome.sandbox,
             stages=welcome.stages,
             node=hello.identity.node,
@@ -204,9 +209,8 @@ class NodeAgent:
             case Cancel(lease=ref):
                 self._stop_leases([ref], "cancelled")
             case RechooseEndpoint(lease=ref, role=role, now=now):
-                policy = self._policies.get(ref.key)
-                if policy is not None and role == ROLE:
-                    policy.rechoose(now=now)
+                if (sampler := self._samplers.get(ref.key, {}).get(role)) is not None:
+                    sampler.rechoose(now=now)
             case Attach(lease=ref):
                 found = self._runs.get(ref.key)
                 self._attachments.begin(message, found[0] if found is not None else self._node.kept.get(ref.key))
@@ -263,8 +267,7 @@ class NodeAgent:
         except NoEndpoint as error:
             await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
         except ImageUnavailable as error:
-            fault = image_fault(error, default=work.default_image)
-            await self._connection.send(HandBack(lease=work.ref, reason=IMAGE_REASON, image=fault))
+            await self._connection.send(HandBack(lease=work.ref, reason=IMAGE_REASON, image=work.image_fault(error)))
         except Exception as error:
             task = asyncio.current_task()
             # the rollout was stopped on purpose: an error that the stop causes is not reported
@@ -278,7 +281,7 @@ class NodeAgent:
             await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR.reason, message=message))
         finally:
             self._runs.pop(key, None)
-            self._policies.pop(key, None)
+            self._samplers.pop(key, None)
             self._heartbeat_soon()
 
     def _stop_leases(self, refs: list[LeaseRef], why: str) -> None:
@@ -381,13 +384,26 @@ class NodeAgent:
     # shared parts
 
     def _policy(self, lease: Lease, template: ChatTemplate) -> LeaseSampler:
-        endpoint = lease.endpoints[ROLE]
-        ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
-        policy = LeaseSampler(
-            self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
-        )
-        self._policies[ref.key] = policy
-        return policy
+        return self._sampler(lease, POLICY_ROLE, lease.endpoints[POLICY_ROLE], template, lease.budgets.context_tokens)
+
+    async def _role(self, lease: Lease, role: str) -> RoleSampler:
+        """Return the sampler and the template of a role that a task handler calls. Raises as `first_endpoint`, and
+        TemplateUnusable."""
+        endpoint = lease.endpoints.get(role) or await first_endpoint(self._link, self._http, _ref(lease), role)
+        template = await self._node.templates.get(endpoint.tokenizer)
+        return RoleSampler(self._sampler(lease, role, endpoint, template, None), template)
+
+    def _sampler(
+        self, lease: Lease, role: str, endpoint: Endpoint, template: ChatTemplate, context: int | None
+    ) -> LeaseSampler:
+        ref = _ref(lease)
+        made = LeaseSampler(self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, context, role)
+        self._samplers.setdefault(ref.key, {})[role] = made
+        return made
+
+
+def _ref(lease: Lease) -> LeaseRef:
+    return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
 
 
 def _widths(pools: StagePools) -> dict[str, int]:

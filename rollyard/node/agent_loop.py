@@ -1,6 +1,7 @@
 """The agent loop: sample a turn, run the turn's tool calls or let the task's environment reply, and so on.
 
-The loop ends when a turn has no call and gets no reply, when a reply is the last one, or when a limit is reached.
+The loop ends when a turn has no call and gets no reply, when a reply or a tool's result is the last one, or when a limit is
+reached.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollyard.core.errors import ContextExceeded
+from rollyard.core.errors import ContextExceeded, RoleBudgetUsed
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.tool_execution import Tools
-from rollyard.tasks import tool_schemas
+from rollyard.tasks import tool_results
 from rollyard.tasks.base import Environment, Reply
 from rollyard.tokens.constraint import STRUCTURED, is_constrained
 from rollyard.tokens.conversation import Conversation
@@ -64,8 +65,8 @@ async def run_agent(
 
     If the conversation has no parser, nothing in a turn counts as a tool call.
 
-    Raises SandboxLost, and the errors of `policy.sample` and of `environment.reply`; ContextExceeded only if the first
-    prompt leaves no room for a token. Raises TaskError or TemplateUnusable if the chat template fails.
+    Raises SandboxLost, and the errors of `policy.sample`, of `environment.reply` and of a handler's own tools; ContextExceeded
+    only if the first prompt leaves no room for a token. Raises TaskError or TemplateUnusable if the chat template fails.
     """
     for number in range(agent.max_turns):
         started = time.monotonic()
@@ -101,15 +102,21 @@ async def run_agent(
         )
         run.turns.append(turn)
         run.unread += parsed.error is not None
+        submitted = False
         cut, answers = sample.finish_reason == "length", not parsed.calls and parsed.error is None
         if not cut and not answers:
-            results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
-            results = _append_results(run, parsed, results)
+            done = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+            submitted = any(result.done for result in done)
+            results = _append_results(run, parsed, [result.text for result in done])
             timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
             run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
         reply = None
         if environment is not None and (answers or environment.every_turn):
-            reply = await _record_reply(run, environment)
+            try:
+                reply = await _record_reply(run, environment)
+            except RoleBudgetUsed as error:
+                run.cut_short = str(error)
+                return
         if turn_ended is not None:
             await turn_ended(number + 1)
         if cut:
@@ -117,11 +124,12 @@ async def run_agent(
             limit = "`sampling.max_tokens`" if length >= sampling.max_tokens else "the end of the context"
             run.cut_short = f"turn {len(run.turns)} was cut off after {length} tokens, by {limit}"
             return
-        if (reply is not None and reply.done) or (reply is None and answers):
+        observation = reply.text if reply is not None else None
+        if submitted or (reply is not None and reply.done) or (observation is None and answers):
             run.status = Status.COMPLETED
             return
-        if reply is not None:
-            run.conversation.add_reply(reply.role, reply.text)
+        if reply is not None and observation is not None:
+            run.conversation.add_reply(reply.role, observation)
     run.cut_short = f"the agent used all of its turns; `agent.max_turns` is {agent.max_turns}"
 
 
@@ -156,7 +164,7 @@ def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) 
     """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
     parser, wrong = run.conversation.parser, None
     if parser is not None and parsed.error is not None:
-        wrong = tool_schemas.malformed_call_result(parsed.error, parser.form)
+        wrong = tool_results.malformed_call_result(parsed.error, parser.form)
     if wrong is not None and results and run.conversation.error_role == "user":
         # Mistral's template refuses a user message directly after tool results. So for every error role `user` the
         # message is appended to the last result.

@@ -13,10 +13,13 @@ from rollyard.core.errors import StageTimeout
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import ForkPoint, Status
+from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.fork import go_on_from
 from rollyard.node.harness import Harness
-from rollyard.node.lease_sampler import ROLE, LeaseSampler
+from rollyard.node.lease_models import LeaseModels
+from rollyard.node.lease_sampler import LeaseSampler
+from rollyard.node.own_tools import OwnTool
 from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Reply
@@ -58,13 +61,17 @@ class LoopRun:
         environment: GuardedEnvironment | None,
         template: ChatTemplate,
         policy: LeaseSampler,
+        offered: Sequence[str | OwnTool],
+        models: LeaseModels,
     ) -> None:
+        """`offered`: the tools. `models`: models by role, which the environment may call."""
         self._lease = lease
         self._policy = policy
         self._environment = environment
-        schemas = [SCHEMAS[name] for name in handler.tools(lease.task)]
+        self._models = models
+        schemas = [SCHEMAS[tool] if isinstance(tool, str) else tool.schema for tool in offered]
         parser = parser_for(template, _parser_name(lease), schemas)
-        self._tools = Tools(handler.tools(lease.task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
+        self._tools = Tools(offered, sandbox, lease.agent.tool_timeout_seconds, parser.form)
         opening = environment.opening if environment is not None else ()
         reads_calls = bool(schemas) or environment is None
         conversation = Conversation(
@@ -101,7 +108,9 @@ class LoopRun:
         try:
             async with asyncio.timeout(budget) as limit:
                 policy.failover.limit = limit
-                replies = _UncutReplies(self._environment, limit, budget) if self._environment is not None else None
+                environment, replies = self._environment, None
+                if environment is not None:
+                    replies = _UncutReplies(environment, limit, budget, self._models)
                 await run_agent(
                     self._run, policy, self._tools, lease.agent, lease.sampling, lease.sample_index, replies, turn_ended
                 )
@@ -130,7 +139,7 @@ class CommandRun:
         # an unknown parser is a fault of the request, so it is reported here and not in a model call
         parser_for(template, _parser_name(lease))
         config = SessionConfig(
-            model=lease.endpoints[ROLE].model,
+            model=lease.endpoints[POLICY_ROLE].model,
             sampling=lease.sampling,
             fixed=agent.sampling == "rollout",
             max_calls=agent.max_turns,
@@ -184,7 +193,7 @@ class CommandRun:
 
 def _parser_name(lease: Lease) -> str | None:
     """Return the name of the parser of calls; None: the parser that fits the template."""
-    return lease.agent.tool_parser or lease.endpoints[ROLE].tool_parser
+    return lease.agent.tool_parser or lease.endpoints[POLICY_ROLE].tool_parser
 
 
 def _unread(count: int) -> dict[str, float]:
@@ -197,20 +206,25 @@ def _budget_ended(budget: float) -> str:
 
 
 class _UncutReplies:
-    """An environment whose reply RUN's budget does not cut off. The budget ends the run after the reply."""
+    """An environment whose reply RUN's budget does not cut off. The budget ends the run after the reply. The time of role
+    models is not part of the budget, because the agent did not cause it."""
 
-    def __init__(self, environment: GuardedEnvironment, limit: asyncio.Timeout, budget: float) -> None:
+    def __init__(
+        self, environment: GuardedEnvironment, limit: asyncio.Timeout, budget: float, models: LeaseModels
+    ) -> None:
         self.opening = environment.opening
         self.every_turn = environment.every_turn
         self.close = environment.close
         self._environment = environment
         self._limit = limit
         self._budget = budget
+        self._models = models
 
     async def reply(self, turn: Turn) -> Reply | None:
         """Raises StageTimeout if the reply takes REPLY_SECONDS longer than the budget."""
         ends, loop = self._limit.when(), asyncio.get_running_loop()
         assert ends is not None
+        began, waited = loop.time(), self._models.seconds
         self._limit.reschedule(None)
         try:
             async with asyncio.timeout_at(max(ends, loop.time()) + REPLY_SECONDS):
@@ -220,4 +234,4 @@ class _UncutReplies:
                 f"the environment did not reply within RUN's budget of {self._budget:g} s and {REPLY_SECONDS:g} s more"
             ) from None
         finally:
-            self._limit.reschedule(ends)
+            self._limit.reschedule(ends + min(self._models.seconds - waited, loop.time() - began))

@@ -31,7 +31,7 @@ from rollyard.kinds.rollout import Stage
 from rollyard.node.kept_sandboxes import Kept
 from rollyard.node.lease_run import LeaseRun
 from rollyard.sandbox.program import Program, ProgramRefused, ProgramSpec
-from rollyard.tasks.tool_schemas import shorten
+from rollyard.tasks.tool_results import shorten
 from rollyard.trajectory import Turn
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,

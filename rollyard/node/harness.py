@@ -29,7 +29,7 @@ from rollyard.sandbox.base import CommandResult
 from rollyard.sandbox.printed_output import PrintedOutput
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.settings import HOME
-from rollyard.tasks.tool_schemas import shorten
+from rollyard.tasks.tool_results import shorten
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeVar
 
 from rollyard.core.errors import (
@@ -24,6 +23,7 @@ from rollyard.core.errors import (
     NodeFault,
     NotFound,
     NothingSampled,
+    RoleModelAttacked,
     RollyardError,
     SandboxBroken,
     SandboxError,
@@ -34,37 +34,35 @@ from rollyard.core.errors import (
     TooLarge,
     ToolCallsUnreadable,
 )
-from rollyard.images.named_image import named_image
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.kinds.task_fields import image_field
-from rollyard.kinds.values.host_pattern import HostPattern
-from rollyard.kinds.values.image_reference import ImageReference
-from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agent_run import AgentResult, CommandRun, LoopRun
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
-from rollyard.node.image_pulls import ImagePulls
+from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.kept_sandboxes import KeptSandboxes
-from rollyard.node.lease_sampler import ROLE, LeaseSampler
+from rollyard.node.lease_models import LeaseModels, RoleSampler
+from rollyard.node.lease_sampler import LeaseSampler
+from rollyard.node.own_tools import OwnTool, start_tools
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.run_snapshots import RunSnapshots
+from rollyard.node.sandbox_specs import SandboxSpecs, sandbox_specs
 from rollyard.node.stage_workers import StagePools
-from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
-from rollyard.tasks.base import Artifact, Score
+from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.tasks.installed_handlers import Handlers
+from rollyard.tasks.own_tools import OfferedTool
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
-from rollyard.trajectory import Outcome, RunResult, Timings, Turn, sampled_tokens
-from rollyard.wire.node import Lease, LeaseRef
+from rollyard.trajectory import Artifact, Outcome, RunResult, Timings, Turn, sampled_tokens
+from rollyard.wire.node import ImageFault, Lease, LeaseRef
 from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
@@ -81,9 +79,6 @@ HANDLER_TIME_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. When a solution hangs, this share ends before the
 budget, so the handler can score the solution as a mistake of the agent. The end of the budget would be an infrastructure
 fault."""
-EVAL_DISK_BYTES = 16 << 20
-"""Bytes that an EVAL with the agent's files has beyond the pool's limit. An agent may have filled its disk, and the evaluator
-writes files too."""
 PROBE_SECONDS = 30.0
 """Seconds in which a sandbox must answer to its task kind's probe."""
 FAILURES = (Invalid, TooLarge, SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded)
@@ -101,6 +96,8 @@ class NodeContext:
     uploads: ResultUploads
     templates: TemplateCache
     policy: Callable[[Lease, ChatTemplate], LeaseSampler]
+    role: Callable[[Lease, str], Awaitable[RoleSampler]]
+    """Makes the sampler of a role that a task handler calls."""
     sandbox: SandboxTemplate
     stages: Stages
     node: str
@@ -120,13 +117,15 @@ class LeaseRun:
         self._endpoint: str | None = None
         self._for_eval: ExpectedSandbox | None = None
         self._eval_files = EvalFiles()
-        self.default_image = not image_field(lease.task.fields)
-        """True if the task names no image."""
         self.sandbox: Sandbox | None = None
         """The rollout's present sandbox, which may have ended."""
         self._pinned: PinnedImage | None = None
-        """The rollout's image, if it is in the node's cache. The sandboxes of the rollout start from it."""
+        """The image of the present stage, if it is in the node's cache. The stage's sandboxes start from it."""
+        self._pinned_for_eval: PinnedImage | None = None
+        self._specs: SandboxSpecs
         self._looks: Counter[str] = Counter()
+        self._models = LeaseModels(lease.roles, lambda role: node.role(lease, role), self.stage)
+        self._offered: list[str | OwnTool] = []
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
         self._harness: Harness | None = None
         self.over = False
@@ -169,6 +168,7 @@ class LeaseRun:
         # a task group may lose a cancellation if one of its own tasks fails at the same time
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
+        outcome = evolve(outcome, role_calls=list(self._models.calls))
         await self._node.uploads.result(self.ref, outcome)
         log.info("%s", self._end_text(outcome))
 
@@ -183,15 +183,17 @@ class LeaseRun:
     async def _outcome(self) -> Outcome:
         try:
             handler = self._handler()
-            if self.stage is not Stage.EVAL or handler.eval_needs_sandbox:
-                handler.check_image(self._lease.task)
-                async with self._node.images.pinned(self._image) as self._pinned:
-                    return await self._stages_or_image_fault(handler)
-            return await self._stages(handler)
+            handler.check_image(self._lease.task)
+            self._specs = sandbox_specs(
+                *(self._lease.task, handler, self._node.sandbox, self._node.stages, self._node.images.default)
+            )
+            async with contextlib.AsyncExitStack() as pins:
+                await self._pin_images(handler, pins)
+                return await self._stages_or_image_fault(handler)
         except ImageUnavailable:
             raise
-        except SandboxBroken as error:
-            return await self._scored_as_broken(error)
+        except (SandboxBroken, RoleModelAttacked) as error:
+            return await self._scored_with_zero(error)
         except TemplateUnusable as error:
             return await self._failed(error)
         except (Invalid, TooLarge) as error:
@@ -202,6 +204,23 @@ class LeaseRun:
             if self._for_eval is not None:
                 self._for_eval.drop()
             self._eval_files.close()
+
+    async def _pin_images(self, handler: GuardedHandler, pins: contextlib.AsyncExitStack) -> None:
+        """Keep the images of the stages that are left on the node. EVAL's image is there before INIT, so that no agent works
+        for an evaluation that has no image. Raises as `ImagePulls.pinned`."""
+        images, specs, is_eval = self._node.images, self._specs, self.stage is Stage.EVAL
+        if not is_eval:
+            self._pinned = await pins.enter_async_context(images.pinned(specs.run.image))
+        self._pinned_for_eval = self._pinned
+        if handler.eval_needs_sandbox and (is_eval or specs.eval_has_own_image):
+            self._pinned_for_eval = await pins.enter_async_context(images.pinned(specs.eval.image))
+
+    def image_fault(self, error: ImageUnavailable) -> ImageFault:
+        """Return the message to the server about an image that this lease needs."""
+        own = self._specs.eval.image if self._specs.eval_has_own_image else None
+        evaluator = own is not None and own.text == error.image
+        default = not evaluator and not self._lease.task.image
+        return evolve(image_fault(error, default=default), evaluator=evaluator)
 
     async def _stages_or_image_fault(self, handler: GuardedHandler) -> Outcome:
         """Run the stages that are left. Raises ImageUnavailable if they failed because somebody has deleted files of the image
@@ -217,6 +236,7 @@ class LeaseRun:
         """Run the stages that are left. The image stays on the node meanwhile."""
         if self.stage is Stage.EVAL:
             run = await self._node.uploads.stored_run(self.ref)
+            self._models.calls.extend(run.outcome.role_calls)
         else:
             run = await self._run(handler)
             await self._node.uploads.run(self.ref, run)
@@ -241,12 +261,13 @@ class LeaseRun:
         failed = failed_outcome(self._partial_outcome, self.stage, error, self._node.node)
         return evolve(failed, timings=self._timings_now(), harness_output=self._output or failed.harness_output)
 
-    async def _scored_as_broken(self, error: SandboxBroken) -> Outcome:
-        """Return the outcome of a rollout whose agent has broken its own sandbox."""
+    async def _scored_with_zero(self, error: SandboxBroken | RoleModelAttacked) -> Outcome:
+        """Return the outcome of a rollout whose agent has broken its own sandbox, or attacked a model that scores it."""
         ran = self._partial_outcome
         if ran is None:  # no token was sampled, so there is nothing to train on
             return await self._failed(NothingSampled(str(error)))
-        metrics = {**ran.metrics, "broken_sandbox": 1.0, **self._looks}
+        metric = "broken_sandbox" if isinstance(error, SandboxBroken) else "attacked_model"
+        metrics = {**ran.metrics, metric: 1.0, **self._looks}
         return evolve(ran, reward=0.0, metrics=metrics, notes=[str(error)], timings=self._timings_now())
 
     # INIT and RUN
@@ -254,16 +275,17 @@ class LeaseRun:
     async def _run(self, handler: GuardedHandler) -> RunResult:
         """Run INIT and RUN. The sandbox is closed before this method returns. So no process of the agent is alive when
         EVAL runs the hidden tests."""
-        if ROLE not in self._lease.endpoints:
+        if POLICY_ROLE not in self._lease.endpoints:
             raise TaskError(
-                f"the pool has no InferencePool for the role {ROLE!r}, which agents sample from; add it to spec.inference"
+                f"the pool has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; add it to "
+                "spec.inference"
             )
         async with contextlib.AsyncExitStack() as stack:
             sandbox, environment = await self._init(handler, stack)
             template, tools = await self._template(handler)
             async with self._stage_worker(Stage.RUN):
                 if handler.eval_needs_sandbox:
-                    self._for_eval = self._node.sandboxes.expect(self._eval_spec(handler))
+                    self._for_eval = self._node.sandboxes.expect(self._specs.eval)
                 files = self._eval_files if handler.eval_from_snapshot(self._lease.task) else None
                 snapshots = await stack.enter_async_context(
                     RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent, files)
@@ -276,7 +298,7 @@ class LeaseRun:
     async def _template(self, handler: GuardedHandler) -> tuple[ChatTemplate, ToolProof]:
         """Load the template. Raises TemplateUnusable, and ToolCallsUnreadable if the task has tools and calls of them would not
         be read."""
-        lease, endpoint = self._lease, self._lease.endpoints[ROLE]
+        lease, endpoint = self._lease, self._lease.endpoints[POLICY_ROLE]
         parser = lease.agent.tool_parser or endpoint.tool_parser
         template = await self._node.templates.get(endpoint.tokenizer)
         proof = await self._node.templates.proof(endpoint.tokenizer, parser)
@@ -296,6 +318,7 @@ class LeaseRun:
             node=self._node.node,
             harness_output=self._output,
             cut_short=run.cut_short,
+            role_calls=list(self._models.calls),
         )
 
     async def _init(
@@ -304,14 +327,16 @@ class LeaseRun:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
             tools = ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
-            claimed = await self._node.sandboxes.claim(self._sandbox_spec, tools, self._pinned)
+            claimed = await self._node.sandboxes.claim(self._specs.run, tools, self._pinned)
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
             if self._lease.agent.fork_from is not None:
                 await self._restore_fork(sandbox)
             else:
                 await handler.init(task, sandbox)
-            environment = await handler.environment(task, sandbox)
+            if self._lease.agent.command is None:
+                self._offered = await start_tools(handler, handler.tools(task), sandbox, stack)
+            environment = await handler.environment(task, sandbox, self._models)
             if environment is not None:
                 stack.push_async_callback(environment.close)
         if environment is not None and self._lease.agent.command is not None:
@@ -357,7 +382,7 @@ class LeaseRun:
             if command.tools_refused and not sampled_tokens(ran.segments):
                 raise ToolCallsUnreadable(tools.message)
         else:
-            loop = LoopRun(lease, handler, sandbox, environment, template, policy)
+            loop = LoopRun(lease, handler, sandbox, environment, template, policy, self._offered, self._models)
             if lease.agent.fork_from is not None:
                 await loop.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
             self._live_turns = loop.turns
@@ -369,7 +394,7 @@ class LeaseRun:
 
             try:
                 ran = await loop.run(budget, turn_ended)
-            except (SandboxBroken, SandboxError, TaskError, NodeFault, EndpointError):
+            except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.
                 if await loop.turns():
                     self._partial_outcome = self._outcome_of_run(await loop.result())
@@ -390,7 +415,7 @@ class LeaseRun:
     # EVAL
 
     async def _evaluated(self, handler: GuardedHandler, run: RunResult) -> Outcome:
-        budget = self._budget(Stage.EVAL)
+        budget, self._pinned = self._budget(Stage.EVAL), self._pinned_for_eval
         async with self._stage_worker(Stage.EVAL):
             try:
                 late = self._limit(budget, f"EVAL took more than {budget:g} s")
@@ -402,29 +427,29 @@ class LeaseRun:
                 raise await self._judged(handler, error) from None
         timings = evolve(run.outcome.timings, eval=self._timings["eval"])
         metrics = {**run.outcome.metrics, **score.metrics, **self._looks}
-        update = {"reward": score.reward, "metrics": metrics, "notes": list(score.notes), "timings": timings}
-        return evolve(run.outcome, **update)
+        scored = {"reward": score.reward, "parts": score.parts, "metrics": metrics, "notes": list(score.notes)}
+        return evolve(run.outcome, **scored, timings=timings)
 
     async def _score(
         self, handler: GuardedHandler, run: RunResult, seconds: float, stack: contextlib.AsyncExitStack
     ) -> Score:
         """`stack` ends the sandbox, or keeps it. It sees also that the time is up."""
-        task, turns = self._lease.task, run.outcome.turns
+        task, evaluation = self._lease.task, Evaluation(run.artifact, run.outcome.turns, seconds, models=self._models)
         if not handler.eval_needs_sandbox:
-            return await handler.evaluate(task, run.artifact, None, turns, seconds)
+            return await handler.evaluate(task, evaluation)
         if self._pinned is not None:  # else the start would wait until this rollout lets go of it
             await asyncio.to_thread(self._pinned.check)
-        coming = self._for_eval or self._node.sandboxes.expect(self._eval_spec(handler))
+        coming = self._for_eval or self._node.sandboxes.expect(self._specs.eval)
         fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim(self._pinned)))
         if handler.eval_from_snapshot(task):
             await self._eval_files.restore(fresh, self._node.uploads, self.ref)
-        score = await handler.evaluate(task, run.artifact, fresh, turns, seconds)
+        score = await handler.evaluate(task, replace(evaluation, sandbox=fresh))
         await self._check_node(fresh)
         return score
 
     async def _judged(self, handler: GuardedHandler, error: RollyardError) -> RollyardError:
         """Return the error with which an EVAL ends that began with the agent's files."""
-        spec, task = self._eval_spec(handler), self._lease.task
+        spec, task = self._specs.eval, self._lease.task
 
         @contextlib.asynccontextmanager
         async def started(*, with_files: bool) -> AsyncIterator[Sandbox]:
@@ -470,41 +495,20 @@ class LeaseRun:
             if not kept:
                 await sandbox.close()
 
-    def _eval_spec(self, handler: GuardedHandler) -> SandboxSpec:
-        spec = self._sandbox_spec
-        if not handler.eval_from_snapshot(self._lease.task):
-            return spec
-        return replace(spec, limits=replace(spec.limits, disk_bytes=spec.limits.disk_bytes + EVAL_DISK_BYTES))
-
-    @property
-    def _sandbox_spec(self) -> SandboxSpec:
-        pool = self._node.sandbox
-        limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
-        return SandboxSpec(
-            image=self._image,
-            limits=limits,
-            host_network=pool.host_network,
-            allowed_hosts=tuple(map(HostPattern.parse, pool.allowed_hosts)),
-            gpus=pool.gpus,
-        )
-
-    @cached_property
-    def _image(self) -> ImageReference | None:
-        """The image that the task names, or the pool's default image. Raises ImageNotFound."""
-        return self._node.images.default if self.default_image else named_image(image_field(self._lease.task.fields))
-
     def _budget(self, stage: Stage) -> float:
-        """Return the time budget in seconds: the pool's, or the rollout's if that is shorter."""
+        """Return the time budget in seconds: the pool's, or for EVAL the task's, or the rollout's if that is shorter."""
         word = stage.value.lower()
         own = getattr(self._lease.budgets, f"{word}_seconds")
         pools: float = getattr(self._node.stages, word).timeout_seconds
+        if stage is Stage.EVAL:
+            pools = self._specs.eval_seconds
         return min(pools, own) if own is not None else pools
 
     @contextlib.asynccontextmanager
     async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
         """Wait for a stage worker of this stage, and hold it inside the block. The stage's time begins when the wait
         ends."""
-        self.stage = stage
+        self.stage = self._models.stage = stage
         # A heartbeat now tells the server that this rollout waits, so that the server can give the stage more workers.
         self._stage_changed()
         async with self._node.pools[stage].worker():
@@ -528,5 +532,5 @@ class LeaseRun:
         return Timings(**self._timings)
 
 
-def _tools_to_prepare(tools: Sequence[str]) -> list[str]:
-    return [tool for tool in tools if tool in ("bash", "ipython")]
+def _tools_to_prepare(tools: Sequence[OfferedTool]) -> list[str]:
+    return [tool for tool in tools if isinstance(tool, str) and tool in ("bash", "ipython")]

@@ -1,15 +1,18 @@
-"""Sampling for one lease, at endpoints that the server chooses and records."""
+"""Sampling for one role of a lease, at endpoints that the server chooses and records."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import aiohttp
 
 from rollyard.client.server_link import ServerLink
-from rollyard.core.errors import ContextExceeded, Unavailable
+from rollyard.core.backoff import Backoff
+from rollyard.core.errors import ContextExceeded, NoEndpoint, Unavailable
 from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.tokens.failover import FailoverPolicy
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
@@ -19,14 +22,13 @@ from rollyard.wire.node import LeaseRef, NewEndpoint
 
 log = logging.getLogger(__name__)
 
-ROLE = "policy"
 PARKED_SECONDS, POLL_SECONDS = 300.0, 2.0
 """Seconds for which a rollout without an endpoint keeps its sandbox, and the longest pause between two requests for an
 endpoint, in seconds."""
 
 
 class LeaseSampler:
-    """Samples turns for one lease."""
+    """Samples turns for one role of a lease."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class LeaseSampler:
         endpoint: Endpoint,
         stop_ids: Sequence[int],
         context_tokens: int | None,
+        role: str = POLICY_ROLE,
     ) -> None:
         self.failover = FailoverPolicy(
             tokens, endpoint, stop_ids, self._checkout, wait_seconds=PARKED_SECONDS, poll_seconds=POLL_SECONDS
@@ -44,6 +47,7 @@ class LeaseSampler:
         self._link = link
         self._http = http
         self._ref = ref
+        self._role = role
         self._context = context_tokens
         self.turns_requested = 0
         self.tokens_arrived = 0
@@ -95,7 +99,7 @@ class LeaseSampler:
         if failed and not again:
             log.warning("endpoint %s failed during a turn", failed)
         why = "a node agent could not use it" if failed else "the server asked it to choose again"
-        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed=failed, why=why, again=again)
+        wanted = NewEndpoint(lease=self._ref, role=self._role, failed=failed, why=why, again=again)
         try:
             found = Endpoint.from_wire(await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json()))
         except Unavailable as error:
@@ -105,3 +109,17 @@ class LeaseSampler:
             found = current
         self._rechoose_requested = False
         return found
+
+
+async def first_endpoint(link: ServerLink, http: aiohttp.ClientSession, ref: LeaseRef, role: str) -> Endpoint:
+    """Ask the server for an endpoint of a role that the lease has none of. Raises Fenced, Invalid if the pool does not have
+    the role, and NoEndpoint after PARKED_SECONDS without an endpoint."""
+    wanted = NewEndpoint(lease=ref, role=role, failed="", why="a task handler calls the role's model")
+    backoff, began = Backoff(POLL_SECONDS / 10, POLL_SECONDS), time.monotonic()
+    while True:
+        try:
+            return Endpoint.from_wire(await link.post(http, "/v1/node/endpoint", wanted.model_dump_json()))
+        except Unavailable as error:
+            if time.monotonic() - began > PARKED_SECONDS:
+                raise NoEndpoint(str(error)) from None
+        await backoff.wait()

@@ -4,7 +4,6 @@ restart of the server."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,8 @@ from rollyard.kinds.failure_table import RESULT_REFUSED
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Stage
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.node.upload_queue import UploadQueue
-from rollyard.trajectory import Outcome, RunResult, sampled_tokens
+from rollyard.trajectory import Artifact, Outcome, RunResult, sampled_tokens
+from rollyard.trajectory.artifact import artifact_size, pack, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE, Columns, columns_of, decode
 from rollyard.trajectory.frames import framed, unframed
 from rollyard.wire.node import MAX_RESULTS, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader
@@ -55,13 +55,13 @@ class ResultUploads:
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced if the lease is void, Invalid if the artifact is too large, and Invalid or
         TooLarge if the server refuses the result."""
-        if sum(len(text.encode()) for text in result.artifact.values()) > MAX_ARTIFACT_BYTES:
+        if artifact_size(result.artifact) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
         await self._put(RUNS, ref, result.outcome, result.artifact)
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
-        """Upload the end of the rollout, at EVAL without its tokens, which the server has. If the server refuses it, a
-        failure is uploaded instead, so that the rollout ends."""
+        """Upload the end of the rollout, at EVAL without its tokens, which the server has, unless EVAL has role calls. If the
+        server refuses it, a failure is uploaded instead, so that the rollout ends."""
         try:
             await self._put(RESULTS, ref, outcome)
         except (Invalid, TooLarge) as error:
@@ -108,8 +108,8 @@ class ResultUploads:
                 log.warning("%s of %s could not be fetched yet: %s", path, ref.id, error)
             await backoff.wait()
 
-    async def _put(self, path: str, ref: LeaseRef, outcome: Outcome, artifact: dict[str, str] | None = None) -> None:
-        if path == RESULTS and ref.stage is Stage.EVAL:
+    async def _put(self, path: str, ref: LeaseRef, outcome: Outcome, artifact: Artifact | None = None) -> None:
+        if path == RESULTS and ref.stage is Stage.EVAL and all(c.stage is not Stage.EVAL for c in outcome.role_calls):
             data = _header(ref, outcome)
         elif artifact is None and _is_short(outcome):
             data = _upload(ref, outcome, artifact, self._compressor)
@@ -173,13 +173,11 @@ def _is_short(outcome: Outcome) -> bool:
     return len(outcome.turns) <= SHORT_TURNS and sum(len(s.token_ids) for s in outcome.segments) <= SHORT_TOKENS
 
 
-def _upload(
-    ref: LeaseRef, outcome: Outcome, artifact: dict[str, str] | None, compressor: zstandard.ZstdCompressor
-) -> bytes:
+def _upload(ref: LeaseRef, outcome: Outcome, artifact: Artifact | None, compressor: zstandard.ZstdCompressor) -> bytes:
     """Return the body of an upload: the header line, then the tokens and the artifact, each as a compressed frame."""
     columns = columns_of([outcome])
     body = _header(ref, outcome, columns) + framed(compressor.compress(columns.to_bytes()))
-    return body if artifact is None else body + framed(compressor.compress(json.dumps(artifact).encode()))
+    return body if artifact is None else body + framed(compressor.compress(pack(artifact)))
 
 
 def _read_ancestors(frames: Sequence[bytes]) -> list[tuple[ForkPoint, Outcome]]:
@@ -199,7 +197,7 @@ def _read_outcome(frame: bytes) -> Outcome:
 
 def _read_run(frames: Sequence[bytes]) -> RunResult:
     outcome, artifact = frames
-    return RunResult(outcome=_read_outcome(outcome), artifact=json.loads(zstandard.decompress(artifact)))
+    return RunResult(outcome=_read_outcome(outcome), artifact=unpack(zstandard.decompress(artifact)))
 
 
 def _header(ref: LeaseRef, outcome: Outcome, columns: Columns | None = None) -> bytes:
@@ -210,6 +208,7 @@ def _header(ref: LeaseRef, outcome: Outcome, columns: Columns | None = None) -> 
         status=outcome.status.value,
         reward=outcome.reward,
         error=outcome.error,
+        parts=outcome.parts,
         metrics=outcome.metrics,
         notes=outcome.notes,
         endpoint=outcome.endpoint,

@@ -2,50 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from rollyard.node.own_tools import OwnTool
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks import tool_schemas
+from rollyard.tasks import tool_results, tool_schemas
+from rollyard.tasks.json_schema import fault
+from rollyard.tasks.own_tools import ToolResult
 from rollyard.tokens.tool_calls.hermes import FORM
 
 
 class Tools:
     """The tools offered to one rollout."""
 
-    def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
+    def __init__(self, offered: Sequence[str | OwnTool], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
         """`form`: description of how this model writes a call. The reply to a malformed call quotes this
         description."""
-        self.offered = offered
+        self.offered = [tool if isinstance(tool, str) else tool.name for tool in offered]
+        self._own = {tool.name: tool for tool in offered if not isinstance(tool, str)}
         self._sandbox = sandbox
         self._timeout = timeout
         self._form = form
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Run a call and return the text for the model. Raises only SandboxLost and SandboxBroken."""
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Run a call and return the result for the model. Raises SandboxLost and SandboxBroken; for a handler's own tool also
+        the errors of a handler."""
         if name not in self.offered:
-            return tool_schemas.unknown_tool_result(name, self.offered)
+            return ToolResult(tool_results.unknown_tool_result(name, self.offered))
+        if (own := self._own.get(name)) is not None:
+            return await self._call_own(own, arguments)
+        return ToolResult(self._wrong_arguments(name, arguments) or await self._call_built_in(name, arguments))
+
+    async def _call_own(self, tool: OwnTool, arguments: dict[str, Any]) -> ToolResult:
+        if wrong := fault(arguments, tool.parameters):
+            return ToolResult(tool_results.malformed_call_result(f"{tool.name}: {wrong}", self._form))
+        try:
+            return await tool.run(arguments, self._timeout)
+        except TimeoutError:
+            return ToolResult(tool_results.bash_result("", None, timed_out_after=self._timeout))
+
+    def _wrong_arguments(self, name: str, arguments: dict[str, Any]) -> str | None:
         parameters = tool_schemas.SCHEMAS[name]["function"]["parameters"]
         if missing := [p for p in parameters["required"] if p not in arguments]:
-            return tool_schemas.malformed_call_result(f"{name} needs {', '.join(missing)}", self._form)
+            return tool_results.malformed_call_result(f"{name} needs {', '.join(missing)}", self._form)
         if unknown := [a for a in arguments if a not in parameters["properties"]]:
-            return tool_schemas.malformed_call_result(
+            return tool_results.malformed_call_result(
                 f"{name} has no argument {unknown[0]!r}; it takes {', '.join(parameters['properties'])}", self._form
             )
         if wrong := [p for p in parameters["required"] if not isinstance(arguments[p], str)]:
-            return tool_schemas.malformed_call_result(f"{wrong[0]} must be a string", self._form)
+            return tool_results.malformed_call_result(f"{wrong[0]} must be a string", self._form)
+        return None
+
+    async def _call_built_in(self, name: str, arguments: dict[str, Any]) -> str:
         match name:
             case "bash":
                 done = await self._sandbox.bash(arguments["command"], self._timeout)
                 late = self._timeout if done.timed_out else None
-                return tool_schemas.bash_result(
+                return tool_results.bash_result(
                     done.output, done.exit_code, timed_out_after=late, restarted=done.restarted, notes=done.notes
                 )
             case "ipython":
                 cell = await self._sandbox.ipython(arguments["code"], self._timeout)
                 late = self._timeout if cell.timed_out else None
-                return tool_schemas.ipython_result(
+                return tool_results.ipython_result(
                     cell.output, timed_out_after=late, restarted=cell.restarted, notes=cell.notes
                 )
             case _:
                 edit = await self._sandbox.edit(**arguments)
-                return tool_schemas.shorten(edit.output)
+                return tool_results.shorten(edit.output)

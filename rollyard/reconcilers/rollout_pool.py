@@ -9,7 +9,7 @@ from rollyard.kinds.base import ConditionUpdate, ObjectKey, Reason, get_conditio
 from rollyard.kinds.failure_table import POOL_DELETED
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
-from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.rollout_pool import POLICY_ROLE, RolloutPool
 from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.demand import Counts, rollout_metrics
 from rollyard.reconcilers.plan import Member
@@ -17,7 +17,6 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
-from rollyard.server.routing.staleness import POLICY_ROLE
 from rollyard.store.base import MissingImage
 from rollyard.wire.node import IMAGE_REASON
 

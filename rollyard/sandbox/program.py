@@ -9,10 +9,11 @@ import asyncio
 import os
 import termios
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rollyard.core.aio import end_tasks
+from rollyard.core.aio import end_tasks, running
 from rollyard.sandbox.gate import Gate
 from rollyard.sandbox_agent.frames import Header
 
@@ -21,6 +22,12 @@ LAST_OUTPUT_SECONDS = 0.5
 """Once a program has ended, its output is read until nothing comes for so long. A process that it left behind may hold its
 terminal or pipes open for ever."""
 STDIN, STDOUT, STDERR = 0, 1, 2
+BOTH_OUTPUTS = ("/bin/sh", "-c", 'exec "$0" "$@" 2>&1')
+"""Words in front of a command that put its standard error into its standard output."""
+KEPT_BYTES = 64 << 10
+"""Number of bytes of an output that are kept at its beginning, and at its end."""
+PAUSE_SECONDS = 0.001
+"""Pause between two reads of a program that prints more than anybody keeps."""
 Call = Callable[[Header, bytes, float | None], Awaitable[tuple[Header, bytes]]]
 
 
@@ -85,6 +92,26 @@ class Program:
                 await _wait_for(fd, asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
             except OSError:
                 return
+
+    async def run_to_end(self, data: bytes, timeout: float) -> tuple[bytes, int | None]:
+        """Write `data`, close the standard input, and return the standard output, without the middle of a long one, and the
+        exit code: None if the program runs longer than `timeout` seconds. Raises ProgramRefused, SandboxLost."""
+        head, tail = bytearray(), bytearray()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout), running(self._feed(data)):
+                while chunk := await self.read(STDOUT):
+                    room = KEPT_BYTES - len(head)
+                    head += chunk[:room]
+                    tail += chunk[room:]
+                    del tail[: -2 * KEPT_BYTES]
+                    # `read` does not wait while there is output, and a flood must not hold up the event loop
+                    await asyncio.sleep(PAUSE_SECONDS if tail else 0)
+                return bytes(head + tail[-KEPT_BYTES:]), await asyncio.shield(self.ended)
+        return bytes(head + tail[-KEPT_BYTES:]), None
+
+    async def _feed(self, data: bytes) -> None:
+        await self.write(data)
+        self.end_input()
 
     def end_input(self) -> None:
         """Close the pipe to standard input. On a terminal the end of the input is a character, Ctrl-D."""

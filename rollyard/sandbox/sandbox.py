@@ -15,6 +15,7 @@ import posixpath
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -45,7 +46,7 @@ from rollyard.sandbox.images import Images, PinnedRoot, with_certificates, with_
 from rollyard.sandbox.memory_guard.client import KernelKills, MemoryGuard, OverLimit
 from rollyard.sandbox.printed_output import PrintedOutput
 from rollyard.sandbox.process_refusals import ProcessRefusals
-from rollyard.sandbox.program import Program, ProgramSpec, start_program
+from rollyard.sandbox.program import BOTH_OUTPUTS, Program, ProgramSpec, start_program
 from rollyard.sandbox.sandbox_connection import SandboxConnection
 from rollyard.sandbox.snapshot import (
     SNAPSHOT_SECONDS,
@@ -148,6 +149,19 @@ class Sandbox:
             _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes(),
             PrintedOutput(output, reply["total"]),
         )  # fmt: skip
+
+    async def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = CALL_SECONDS) -> CommandResult:
+        """Run a program beside the tools, with `data` as its standard input. The output has its standard error too; the middle
+        of a long output is missing. Raises ProgramRefused. `timeout` in seconds."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(MARGIN_SECONDS):
+                program = await self.start_program(ProgramSpec([*BOTH_OUTPUTS, *argv]))
+        except TimeoutError:
+            raise SandboxSilent(f"sandbox {self.id}: no program started within {MARGIN_SECONDS:g} s") from None
+        async with program:
+            output, code = await program.run_to_end(data, timeout)
+        return CommandResult(_text(output), code, code is None, False, time.monotonic() - began, self._notes())
 
     async def printed(self, position: int) -> tuple[bytes, int]:
         """Return what the running bash command has printed after the first `position` bytes, and the number of bytes so

@@ -26,6 +26,7 @@ from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
+from rollyard.kinds.installed_task_fields import installed_models
 from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server_process.advertise import advertised
@@ -135,6 +136,7 @@ class RollyardServer:
         stack.push_async_callback(store.close)
         driver = FencedDriver(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)
+        installed_models()  # before the first request, because modules of plug-ins may take long to import
         server = cls(store, driver, data, options)
         stack.push_async_callback(server.parts.close)
         write_secret(data / "ca.pem", server.parts.authority.ca_pem)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ParamSpec
 
@@ -41,6 +40,7 @@ from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.missing_images import MissingImages
 from rollyard.server.rollouts.move_hints import MoveHints
 from rollyard.server.rollouts.queue_limit import QueueLimit
+from rollyard.server.rollouts.request_checks import RequestChecks
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_resizer import StageResizer
 from rollyard.server.rollouts.staleness_watch import StalenessWatch
@@ -121,7 +121,7 @@ class Parts:
         )
         self.images = MissingImages(rollouts, clock, node_agents, pool=pools.rollout_pool)
         self.image_prefetcher = ImagePrefetcher(records, clock, node_agents, pool=pools.rollout_pool)
-        self.queue_limit = QueueLimit(records, clock)
+        self.request_checks = RequestChecks(store, pools, node_agents, QueueLimit(records, clock))
         self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(
             batches, clock, rollouts, settlements, slots=node_agents.slots, sources=TaskSources()
@@ -170,7 +170,7 @@ class Parts:
             clock=self.clock,
             rollouts=self.rollouts,
             images=self.images,
-            queue_limit=self.queue_limit,
+            request_checks=self.request_checks,
             batches=self.batches,
             node_agents=self.node_agents,
             endpoints=self.endpoints,
@@ -182,7 +182,6 @@ class Parts:
             check_allocation=preview.check,
             submission=preview.submission,
             rotate_tokens=self.tokens.rotate,
-            task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
         )
 
     async def _demand(self, pool: PoolKey) -> dict[Stage, int]:

@@ -103,6 +103,17 @@ class RolloutRecord:
     """Changes of the rollout so far, as lines of JSON. `server.rollouts.history` reads them."""
     image: str = ""
     """Sandbox image of the task in normal form; empty if the task names none, so that the pool's default image is used."""
+    eval_image: str = ""
+    """Image of EVAL's sandbox in normal form; empty if it is that of RUN's sandbox."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata of the task (`kinds/task_metadata.py`)."""
+
+    def images(self, default: str) -> list[str]:
+        """Return the images that the rollout needs from its present stage on. A node has them before INIT begins, so that no
+        agent works for an evaluation that has no image. `default`: image of tasks that name none; empty: none is needed."""
+        run = self.image or default
+        needed = [self.eval_image or run] if self.stage is Stage.EVAL else [run, self.eval_image]
+        return [image for image in needed if image]
 
     @property
     def key(self) -> RolloutKey:
@@ -201,6 +212,8 @@ class RolloutFilter:
     namespace: str | None = None
     pool: str | None = None
     group: str | None = None
+    metadata: tuple[str, ...] = ()
+    """Only rollouts whose tasks have all of these items of metadata (`kinds/task_metadata.py`). Needs a namespace."""
     status: tuple[Status, ...] = ()
     after_seq: int = 0
     limit: int = 500

@@ -1,4 +1,4 @@
-"""Missing images as rows, and the SQL conditions that a rollout's image is missing or may be tried."""
+"""Missing images as rows, and the SQL conditions that an image of a rollout is missing or that all may be tried."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ def select(where: str) -> str:
 
 
 def missing_condition(pool: PoolKey, default_image: str) -> tuple[str, list[object]]:
-    """Return the SQL condition that a rollout's image is missing, even if it may be tried, and its values."""
-    return f"AND image IN ({_MISSING} {_AND_DEFAULT})", [*pool, *pool, default_image]
+    """Return the SQL condition that an image of a rollout is missing, even if it may be tried, and its values."""
+    return f"AND (image IN ({_MISSING} {_AND_DEFAULT}) OR eval_image IN ({_MISSING}))", [
+        *pool,
+        *pool,
+        default_image,
+        *pool,
+    ]
 
 
 def triable_condition(pool: PoolKey, default_image: str, now: float) -> tuple[str, list[object]]:
-    """Return the SQL condition that a rollout's image is there or may be tried at `now`, and its values."""
-    values = [*pool, now, *pool, default_image, now]
-    return f"AND image NOT IN ({_MISSING} AND until > ? {_AND_DEFAULT} AND until > ?)", values
+    """Return the SQL condition that each image of a rollout is there or may be tried at `now`, and its values."""
+    values = [*pool, now, *pool, default_image, now, *pool, now]
+    held = (
+        f"image IN ({_MISSING} AND until > ? {_AND_DEFAULT} AND until > ?) OR eval_image IN ({_MISSING} AND until > ?)"
+    )
+    return f"AND NOT ({held})", values
 
 
 def to_row(missing: MissingImage) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.store import row_codec, snapshot_table
+from rollyard.store import metadata_items, row_codec, snapshot_table
 from rollyard.store.base import BlobRef
 from rollyard.store.writer import WriteUnit
 
@@ -92,6 +92,7 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
     for column in _COLUMNS:
         _loosen(unit, column, rows)
     snapshot_table.delete(unit.db, rows)
+    metadata_items.delete(unit.db, rows)
     unit.db.execute(f"DELETE FROM requests WHERE seq IN ({marks})", rows)
     deleted = unit.db.execute(f"DELETE FROM rollouts WHERE seq IN ({marks}) AND cursor IS NOT NULL", rows).rowcount
     unit.db.executemany(_DELETE_GIVEN_UP, groups)

@@ -11,7 +11,6 @@ from typing import Any
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
-from rollyard.kinds.task_fields import image_field
 from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store import missing_image_rows, row_codec
 from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, StoredSnapshot
@@ -19,6 +18,11 @@ from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, Stor
 Counts = dict[tuple[Stage, Status], int]
 
 _BY_ID = f"{row_codec.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
+
+_HAS_ITEM = (
+    " AND EXISTS (SELECT 1 FROM metadata_items AS other WHERE other.space = ? AND other.item = ? "
+    "AND other.rollout = seq)"
+)
 
 
 class RolloutQueries:
@@ -50,8 +54,20 @@ class RolloutQueries:
         live = bool(filter.status) and not any(s.terminal for s in filter.status)
         if live:
             where += " AND cursor IS NULL"
+        if filter.metadata:
+            return self._list_by_metadata(filter, where, values)
         query = f"{row_codec.select(_list_index(filter, live))} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
         return [row_codec.from_row(r) for r in self._db.execute(query, [*values, filter.after_seq, filter.limit])]
+
+    def _list_by_metadata(self, filter: RolloutFilter, where: str, values: list[Any]) -> list[RolloutRecord]:
+        """Read the index of the first item, and look each of its rollouts up."""
+        first, *others = filter.metadata
+        where += "".join([_HAS_ITEM] * len(others))
+        found = f"{row_codec.select_by_item()} WHERE space = ? AND item = ? AND rollout > ?"
+        more = [value for item in others for value in (filter.namespace, item)]
+        given = [filter.namespace, first, filter.after_seq, *values, *more, filter.limit]
+        rows = self._db.execute(f"{found} AND {where} ORDER BY rollout LIMIT ?", given)
+        return [row_codec.from_row(r) for r in rows]
 
     def finished(
         self, after: int, limit: int, namespace: str | None = None, group: str | None = None
@@ -137,37 +153,48 @@ class RolloutQueries:
         """Number of rollouts that wait for INIT and cannot be granted now because of their images. If an image may be
         tried at `now`, one of its rollouts can be granted."""
         due = {one.image for one in self.missing_images(pool) if one.until <= now}
+        held = {one.image for one in self.missing_images(pool)} - due
         missing, values = missing_image_rows.missing_condition(pool, default_image)
         query = (
-            "SELECT image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
-            f"AND namespace = ? AND pool = ? AND stage = 'INIT' {missing} GROUP BY image"
+            "SELECT image, eval_image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' "
+            f"AND holder IS NULL AND namespace = ? AND pool = ? AND stage = 'INIT' {missing} GROUP BY image, eval_image"
         )
-        rows = self._db.execute(query, (*pool, *values))
-        return sum(count - ((image or default_image) in due) for image, count in rows)
+        found, waiting = set[str](), 0
+        for image, eval_image, count in self._db.execute(query, (*pool, *values)):
+            needed = {image or default_image, eval_image}
+            tries = set() if needed & held else needed & due - found
+            found |= tries
+            waiting += count - bool(tries)
+        return waiting
 
     def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
         """Images of the first `limit` rollouts that can be granted and wait for INIT, with the number of these rollouts.
         The images are in the order of the queue. Missing images are left out."""
         triable, image_values = missing_image_rows.triable_condition(pool, default_image, now)
         query = (
-            "SELECT image FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+            "SELECT image, eval_image FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
             f"AND namespace = ? AND pool = ? AND stage = 'INIT' AND not_before <= ? {triable} "
             "ORDER BY priority DESC, queue_rank, seq LIMIT ?"
         )
         rows = self._db.execute(query, (*pool, now, *image_values, limit))
-        return dict(Counter(image or default_image for (image,) in rows if image or default_image))
+        needed = Counter(
+            one for image, eval_image in rows for one in dict.fromkeys((image or default_image, eval_image))
+        )
+        del needed[""]
+        return dict(needed)
 
     def images_needed(self) -> set[str]:
         """Return the images that unfinished rollouts and the tasks of running batches name, in normal form. Reads all
         these tasks."""
-        query = "SELECT DISTINCT image FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND image != ''"
-        of_rollouts = {image for (image,) in self._db.execute(query)}
+        query = "SELECT DISTINCT image, eval_image FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL"
+        of_rollouts = {image for row in self._db.execute(query) for image in row}
         query = (
-            "SELECT DISTINCT json_extract(body, '$.image') FROM dataset_tasks WHERE instr(body, '\"image\"') AND digest IN "
+            "SELECT DISTINCT json_extract(body, '$.image'), json_extract(body, '$.evaluator.image') FROM dataset_tasks "
+            "WHERE instr(body, '\"image\"') AND digest IN "
             "(SELECT series.digest FROM batches INDEXED BY batches_running JOIN series "
             "ON series.namespace = batches.namespace AND series.name = batches.series WHERE batches.status = 'Running')"
         )
-        of_batches = {normal_form(image_field({"image": image})) for (image,) in self._db.execute(query)}
+        of_batches = {normal_form(one) for row in self._db.execute(query) for one in row if isinstance(one, str)}
         return (of_rollouts | of_batches) - {""}
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
-from rollyard.store import missing_image_rows, row_codec, snapshot_table
+from rollyard.store import metadata_items, missing_image_rows, row_codec, snapshot_table
 from rollyard.store.base import (
     BlobRef,
     GroupVersions,
@@ -65,6 +65,7 @@ class Transaction(RolloutQueries):
             return record
         assert seq is not None
         self._db.execute("INSERT INTO requests VALUES (?, ?)", (seq, record.request))
+        metadata_items.insert(self._db, record, seq)
         return replace(record, seq=seq)
 
     def _replace(self, record: RolloutRecord) -> None:
@@ -130,12 +131,14 @@ class Transaction(RolloutQueries):
         return [row_codec.from_row(r) for r in self._db.execute(query, values)]
 
     def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
-        """Records with this value of `image` that wait for INIT and were created before this time (Unix seconds)."""
+        """Records with this value of `image` or, if it is not empty, of `eval_image`, that wait for INIT and were created
+        before this time (Unix seconds)."""
         query = (
             f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? "
-            "AND pool = ? AND stage = 'INIT' AND image = ? AND created_at <= ? LIMIT ?"
+            "AND pool = ? AND stage = 'INIT' AND (image = ? OR eval_image = ?) AND created_at <= ? LIMIT ?"
         )
-        return [row_codec.from_row(r) for r in self._db.execute(query, (*pool, image, created_before, limit))]
+        values = (*pool, image, image or None, created_before, limit)
+        return [row_codec.from_row(r) for r in self._db.execute(query, values)]
 
     def put_missing_image(self, missing: MissingImage) -> None:
         self._db.execute(missing_image_rows.PUT, missing_image_rows.to_row(missing))
@@ -179,6 +182,10 @@ class Transaction(RolloutQueries):
 
     def add_blob(self, data: bytes) -> BlobRef:
         return self._packs.add(data)
+
+    def drop_blob(self, blob: BlobRef) -> None:
+        """Record that a record will no longer name a blob, so that its pack may become smaller."""
+        self._db.execute("INSERT OR IGNORE INTO loose_packs VALUES (?, NULL)", (blob.pack,))
 
     def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
         """Insert or replace a snapshot of the rollout's present attempt. Those of earlier attempts are deleted."""

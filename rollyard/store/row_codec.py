@@ -41,6 +41,7 @@ _CODECS: dict[str, Codec] = {
     "artifact": _BLOB,
     "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
     "summary": (mapping_text, mapping_of),
+    "metadata": (mapping_text, mapping_of),
     "weights": (WeightsConstraint.model_dump_json, WeightsConstraint.model_validate_json),
 }
 """Field -> (function that encodes a value for the column, function that decodes it). None is not encoded."""
@@ -48,7 +49,7 @@ _CODECS: dict[str, Codec] = {
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
 _FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
-_FIXED |= {"min_weights_version", "weights", "queue_rank"}
+_FIXED |= {"min_weights_version", "weights", "queue_rank", "metadata"}
 _MOVING = [name for name in _COLUMNS if name not in _FIXED]
 
 _NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
@@ -70,6 +71,12 @@ def select(index: str | None) -> str:
     """
     by = f"INDEXED BY {index}" if index else "NOT INDEXED"
     return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"
+
+
+def select_by_item() -> str:
+    """Return a SELECT as `select` does, from the index of the metadata's items. CROSS JOIN keeps SQLite from another order."""
+    tables = "metadata_items CROSS JOIN rollouts NOT INDEXED ON rollouts.seq = rollout JOIN requests USING (seq)"
+    return f"SELECT {_SELECTED} FROM {tables}"
 
 
 def _encoder(names: list[str]) -> Callable[[RolloutRecord], list[Any]]:

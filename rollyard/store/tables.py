@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 35
+SCHEMA = 36
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -41,6 +41,9 @@ CREATE TABLE rollouts (
     queue_rank REAL NOT NULL DEFAULT 0,
     -- Sandbox image in normal form; empty for the pool's default image.
     image TEXT NOT NULL DEFAULT '',
+    -- Image of EVAL's sandbox in normal form; empty for that of RUN's sandbox.
+    eval_image TEXT NOT NULL DEFAULT '',
+    metadata TEXT NOT NULL DEFAULT '{}',
     -- Changes of the rollout so far; see RolloutRecord.history.
     history TEXT NOT NULL DEFAULT ''
 );
@@ -50,7 +53,8 @@ CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
 CREATE INDEX rollouts_by_pool ON rollouts (namespace, pool, seq);
 CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "group" IS NOT NULL;
-CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before, image)
+CREATE INDEX rollouts_queued
+    ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before, image, eval_image)
     WHERE status = 'Queued' AND holder IS NULL;
 CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
 -- This index also has the columns of its WHERE condition. Otherwise SQLite would read the table as well.
@@ -62,6 +66,12 @@ CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT N
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
     WHERE cursor IS NOT NULL AND "group" IS NOT NULL;
 CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
+
+-- Items of the tasks' metadata, such as difficulty=hard. `space` is the namespace, and `rollout` the seq of a rollout.
+CREATE TABLE metadata_items (
+    space TEXT NOT NULL, item TEXT NOT NULL, rollout INTEGER NOT NULL,
+    PRIMARY KEY (space, item, rollout)
+) WITHOUT ROWID;
 
 -- Counts of terminal records. They are updated when a rollout ends, so that counting does not read them all.
 CREATE TABLE tallies (

@@ -7,19 +7,40 @@ and need none of it.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollyard.kinds.rollout import Task
-    from rollyard.tasks.base import Environment, Handler, Reply, Score
-    from rollyard.trajectory import Turn
+    from rollyard.kinds.task_fields import TaskFields
+    from rollyard.tasks.base import Environment, Evaluation, Handler, Reply, RoleModels, Score
+    from rollyard.tasks.own_tools import McpServer, ProgramTool, Tool, ToolResult
+    from rollyard.trajectory import Artifact, Turn
 
-__all__ = ["Environment", "Handler", "Reply", "Score", "Task", "Turn"]
+__all__ = [
+    "Artifact",
+    "Environment",
+    "Evaluation",
+    "Handler",
+    "McpServer",
+    "ProgramTool",
+    "Reply",
+    "RoleModels",
+    "Score",
+    "Task",
+    "TaskFields",
+    "Tool",
+    "ToolResult",
+    "Turn",
+]
+ELSEWHERE = {
+    "TaskFields": "rollyard.kinds.task_fields",
+    **dict.fromkeys(("McpServer", "ProgramTool", "Tool", "ToolResult"), "rollyard.tasks.own_tools"),
+}
+"""Name -> its module, for names that `rollyard.tasks.base` does not have."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rollyard.tasks import base
-
-    return getattr(base, name)
+    return getattr(import_module(ELSEWHERE.get(name, "rollyard.tasks.base")), name)

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pydantic import BaseModel
+
+from rollyard.core.errors import RollyardError, TaskError
 from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.trajectory import Turn
+from rollyard.tasks.own_tools import OfferedTool
+from rollyard.trajectory import Artifact, Turn
 
-Artifact = dict[str, str]
-"""Name -> text: everything that EVAL gets from RUN's sandbox."""
 Message = dict[str, Any]
 """A chat message with role and content."""
 
@@ -24,6 +26,74 @@ class Score:
     notes: Sequence[str] = ()
     """Reasons for the reward, in sentences for people. The model never sees them. They are cut after `MAX_NOTES_CHARS`
     characters in all."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward, finite numbers. `reward` alone decides; nothing adds the parts."""
+
+
+class RoleModel(Protocol):
+    """Model of one role."""
+
+    async def __call__(
+        self,
+        messages: Sequence[Message],
+        *,
+        schema: Mapping[str, Any] | type[BaseModel] | None = None,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        control: Sequence[Message] | None = None,
+    ) -> Any:
+        """Ask the model, and return the text of its answer. With `schema`, a JSON schema or a pydantic model, return the JSON
+        value or an object of the model.
+
+        `control`: the same question with a harmless text in place of the agent's. If the model answers it well, and never the
+        question itself, then the agent's text is the cause, and the reward is 0.
+
+        A model that is down, too slow, or answers in a wrong form ends the attempt, also if the handler catches the error.
+        """
+
+
+class RoleModels(Protocol):
+    """Models by role, of the pool's `inference`: `models.judge` and `models["judge"]` are the same."""
+
+    def __getitem__(self, role: str) -> RoleModel: ...
+
+    def __getattr__(self, role: str) -> RoleModel: ...
+
+    def take_fault(self) -> RollyardError | None:
+        """Return the first fault since the last call of this method."""
+
+
+class _NoModels:
+    """Models of a handler that is called outside of a rollout."""
+
+    def __getitem__(self, role: str) -> RoleModel:
+        raise TaskError(f"there is no model for the role {role!r}")
+
+    def __getattr__(self, role: str) -> RoleModel:
+        return self[role]
+
+    def take_fault(self) -> None:
+        return None
+
+
+NO_MODELS = _NoModels()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Everything that EVAL gives to a handler."""
+
+    artifact: Artifact
+    """Texts and bytes that `collect` returned."""
+    turns: Sequence[Turn]
+    """Copy of the turns."""
+    seconds: float
+    """Time limit for running the agent's work. The limit is less than the stage's budget. Exceeding the budget is an
+    infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score."""
+    sandbox: Sandbox | None = None
+    """Fresh sandbox; None unless the handler has `eval_needs_sandbox`."""
+    models: RoleModels = NO_MODELS
+    """Models by role, such as a judge."""
 
 
 def sum_of_rewards(turns: Sequence[Turn]) -> float:
@@ -35,8 +105,9 @@ def sum_of_rewards(turns: Sequence[Turn]) -> float:
 class Reply:
     """Reply of an environment to one turn."""
 
-    text: str
-    """Observation: the next message of the conversation."""
+    text: str | None = None
+    """Observation: the next message of the conversation. None: the turn gets a reward, and no message. Without a tool call
+    in the turn, the conversation then ends."""
     reward: float | None = None
     """Reward of the turn, a finite number; None if the turn gets none."""
     done: bool = False
@@ -77,19 +148,23 @@ class Handler(Protocol):
 
     - `async close(self) -> None`
     - `async environment(self, task: Task, sandbox: Sandbox) -> Environment | None`. With an environment, `prompt` may
-      return an empty list, and `evaluate` may return None for the sum of the turns' rewards.
+      return an empty list, and `evaluate` may return None for the sum of the turns' rewards. A method with a third parameter
+      gets the models by role: `environment(self, task, sandbox, models: RoleModels)`.
     - `eval_from_snapshot(self, task: Task) -> bool`. True: the fresh sandbox of `evaluate` has all files that the agent's
       sandbox had changed at the end of RUN, and none of its processes.
+    - `async solve(self, task: Task, sandbox: Sandbox) -> None`. Applies the task's reference solution to RUN's sandbox, after
+      `init` and in place of an agent, so that a check of the task can score it. Raises TaskError if the task has none.
     - `async probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None`, with `eval_from_snapshot`. Raises SandboxError
       or TaskError if `evaluate` cannot use this sandbox. It is called after an evaluation that failed: if a sandbox of the
       image alone passes, and one with the agent's files does not, the reward is 0. Default: bash runs a command in time.
     """
 
     eval_needs_sandbox: bool
-    """Whether `evaluate` gets a fresh sandbox. If not, its argument `sandbox` is None."""
+    """Whether `evaluate` gets a fresh sandbox."""
 
-    def tools(self, task: Task) -> list[str]:
-        """Return names from `agents.tool_schemas.SCHEMAS`, in the order in which the model gets them."""
+    def tools(self, task: Task) -> Sequence[OfferedTool]:
+        """Return the tools, in the order in which the model gets them: `bash`, `ipython`, `editor`, `submit`, and tools of the
+        handler's own."""
 
     def prompt(self, task: Task) -> list[Message]:
         """Return the messages with which a conversation starts."""
@@ -100,11 +175,5 @@ class Handler(Protocol):
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         """Return the artifact that `evaluate` scores. The sandbox is closed afterwards."""
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
-        """Compute the reward from the artifact, the turns, and data that the agent could not reach.
-
-        `seconds` is the time limit for running the agent's work. The limit is less than the stage's budget. Exceeding the
-        budget is an infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score.
-        """
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
+        """Compute the reward from the artifact, the turns, and data that the agent could not reach."""

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import SandboxStartFailed, TaskError
+from rollyard.kinds.code_task import CodeCase, CodeTask
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Task
-from rollyard.kinds.task_fields import CodeCase, CodeTask, read_code
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
-from rollyard.tasks.base import Artifact, Message, Score
+from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.scoring import case_driver
 from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import MAX_ERROR_CHARS
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.tasks.task_files import write_files
-from rollyard.trajectory import Turn
+from rollyard.trajectory import Artifact
 
 FOLDER = "/tmp/check"
 DRIVER = Path(case_driver.__file__)
@@ -61,14 +61,14 @@ class CodeHandler:
     def prompt(self, task: Task) -> list[Message]:
         return [
             {"role": "system", "content": system_prompts.CODE},
-            {"role": "user", "content": read_code(task).problem},
+            {"role": "user", "content": task.fields_as(CodeTask).problem},
         ]
 
     def eval_from_snapshot(self, task: Task) -> bool:
-        return read_code(task).eval_from_snapshot
+        return task.fields_as(CodeTask).eval_from_snapshot
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
-        code = read_code(task)
+        code = task.fields_as(CodeTask)
         await write_files(sandbox, code.files)
         if code.eval_from_snapshot:
             await _check_python(sandbox)  # what fails later, the agent has broken
@@ -80,16 +80,15 @@ class CodeHandler:
         """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is a
         mistake of the agent."""
         try:
-            data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
+            data = await sandbox.read_file(task.fields_as(CodeTask).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}
         except (OSError, UnicodeDecodeError, ValueError):
             return {}
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
-        code = read_code(task)
-        if "solution" not in artifact:
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
+        code, sandbox, seconds = task.fields_as(CodeTask), evaluation.sandbox, evaluation.seconds
+        solution = evaluation.artifact.get("solution")
+        if not isinstance(solution, str):
             why = f"there is no solution: {code.solution} is missing, too large, or not text in UTF-8"
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0}, [why])
         assert sandbox is not None
@@ -99,14 +98,14 @@ class CodeHandler:
             except TaskError as error:  # `probe` decides whose fault it is
                 raise SandboxStartFailed(f"the cases cannot run with the agent's files: {error}") from None
             try:
-                results = await _run_cases(code, artifact["solution"], sandbox, seconds)
+                results = await _run_cases(code, solution, sandbox, seconds)
             except TaskError as error:
                 why = f"the cases cannot run with the agent's files: {error}"
                 return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "broken_sandbox": 1.0}, [why])
         else:
             await self.init(task, sandbox)
             await _check_python(sandbox, min(PROBE_SECONDS, seconds / 2))
-            results = await _run_cases(code, artifact["solution"], sandbox, seconds)
+            results = await _run_cases(code, solution, sandbox, seconds)
         counted = await self._count_passed(code, results)
         notes, passed = counted.pop("notes"), counted["passed"]
         if passed == len(code.cases):

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from rollyard.kinds.env_task import EnvTask
 from rollyard.kinds.rollout import Task
-from rollyard.kinds.task_fields import read_env
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Artifact, Environment, Message, Score, sum_of_rewards
+from rollyard.tasks.base import Environment, Evaluation, Message, Score, sum_of_rewards
 from rollyard.tasks.environments.child_environment import ChildEnvironment
 from rollyard.tasks.environments.openenv import OpenEnvironment
 from rollyard.tasks.environments.sandbox_environment import SandboxEnvironment
 from rollyard.tasks.task_files import write_files
-from rollyard.trajectory import Turn
+from rollyard.trajectory import Artifact
 
 
 class EnvHandler:
     eval_needs_sandbox = False
 
     def tools(self, task: Task) -> list[str]:
-        return list(read_env(task).tools)
+        return list(task.fields_as(EnvTask).tools)
 
     def prompt(self, task: Task) -> list[Message]:
-        system = read_env(task).system
+        system = task.fields_as(EnvTask).system
         return [] if system is None else [{"role": "system", "content": system}]
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
-        await write_files(sandbox, read_env(task).files)
+        await write_files(sandbox, task.fields_as(EnvTask).files)
 
     async def environment(self, task: Task, sandbox: Sandbox) -> Environment:
-        found = read_env(task)
+        found = task.fields_as(EnvTask)
         if found.framework == "openenv":
             return await OpenEnvironment.start(found)
         return await (
@@ -39,9 +37,7 @@ class EnvHandler:
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         return {}
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
-        steps = sum(turn.observation is not None for turn in turns)
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
+        steps = sum(turn.observation is not None for turn in evaluation.turns)
         notes = [f"the sum of the rewards of {steps} replies of the environment"]
-        return Score(sum_of_rewards(turns), {"steps": float(steps)}, notes)
+        return Score(sum_of_rewards(evaluation.turns), {"steps": float(steps)}, notes)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import logging
 import math
+import re
 import reprlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +32,13 @@ from rollyard.core.errors import (
     TaskError,
 )
 from rollyard.kinds.rollout import MAX_NOTES_CHARS, Task
-from rollyard.kinds.task_fields import image_field
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Artifact, Environment, Handler, Message, Reply, Score, sum_of_rewards
+from rollyard.tasks.base import Environment, Evaluation, Handler, Message, Reply, RoleModels, Score, sum_of_rewards
+from rollyard.tasks.json_schema import schema_of
+from rollyard.tasks.own_tools import SUBMIT, McpServer, OfferedTool, ProgramTool, Tool, ToolResult
+from rollyard.tasks.tool_results import shorten
 from rollyard.tasks.tool_schemas import SCHEMAS
-from rollyard.trajectory import Turn
+from rollyard.trajectory import Artifact, Turn
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +48,8 @@ METHODS = ("tools", "prompt", "init", "collect", "evaluate")
 _MESSAGES = "a list of messages such as {'role': 'user', 'content': '...'}"
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
-"""Limit for the metrics, which are stored twice: in the rollout's record and in the trajectory."""
+"""Limit for the metrics, and for the parts, which are stored twice: in the rollout's record and in the trajectory."""
+TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 CLOSE_SECONDS = 5.0
 """Time limit for the `close` of an environment."""
 
@@ -57,20 +62,24 @@ class _Guarded:
         self._module = type(code).__module__
 
     @contextlib.contextmanager
-    def _guard(self, call: str) -> Iterator[None]:
+    def _guard(self, call: str, models: RoleModels | None = None) -> Iterator[None]:
+        """`models`: models whose faults end the call, also if the handler has caught them."""
         try:
             yield
         # Every BaseException is caught. A KeyboardInterrupt raised by a handler would end the node agent. Any other
         # BaseException that is no Exception would end the rollout's task without handing back the lease.
         except BaseException as raised:
-            error = first_cause(raised)
-            if isinstance(error, OWN_ERRORS):
-                raise error from None
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
+            fault = models.take_fault() if models is not None else None
+            error = fault or first_cause(raised)
+            if fault is not None or isinstance(error, OWN_ERRORS):
+                raise error from None
             what = with_source_line(error, self._module)
             raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
+        if models is not None and (fault := models.take_fault()) is not None:
+            raise fault
 
     def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
         if not right:
@@ -81,9 +90,10 @@ class _Guarded:
 class GuardedEnvironment(_Guarded):
     """A wrapper around an environment, as GuardedHandler is around a handler."""
 
-    def __init__(self, kind: str, environment: Environment) -> None:
+    def __init__(self, kind: str, environment: Environment, models: RoleModels | None = None) -> None:
         super().__init__(kind, environment)
         self._environment = environment
+        self._models = models
         with self._guard("environment"):
             opening = getattr(environment, "opening", ())
             self._check("environment", opening, _messages(opening), f"an environment whose `opening` is {_MESSAGES}")
@@ -91,16 +101,19 @@ class GuardedEnvironment(_Guarded):
             self.every_turn = bool(getattr(environment, "every_turn", False))
 
     async def reply(self, turn: Turn) -> Reply | None:
-        with self._guard("reply"):
+        with self._guard("reply", self._models):
             reply = await self._environment.reply(turn.model_copy(deep=True))
             right = reply is None or (
                 isinstance(reply, Reply)
-                and _text(reply.text)
+                and (reply.text is None or _text(reply.text))
                 and (reply.reward is None or _number(reply.reward))
                 and reply.role in ("user", "tool")
             )
             self._check(
-                "reply", reply, right, "None, or a Reply with a text and a reward that is None or a finite number"
+                "reply",
+                reply,
+                right,
+                "None, or a Reply whose text is None or a text, and whose reward is None or a finite number",
             )
             if reply is None or reply.reward is None:
                 return reply
@@ -130,6 +143,9 @@ class GuardedHandler(_Guarded):
         super().__init__(kind, handler)
         self._handler = handler
         self._make_environment = getattr(handler, "environment", None)
+        self._environment_takes_models = (
+            self._make_environment is not None and len(inspect.signature(self._make_environment).parameters) > 2
+        )
         self._from_snapshot = getattr(handler, "eval_from_snapshot", None)
         self._probe = getattr(handler, "probe", None)
         self.eval_needs_sandbox = handler.eval_needs_sandbox
@@ -145,7 +161,7 @@ class GuardedHandler(_Guarded):
         if (image := getattr(self._handler, "image", None)) is None:
             return
         with self._guard("image"):
-            if (named := image(task) or "") != image_field(task.fields):
+            if (named := image(task) or "") != task.image:
                 raise TaskError(
                     f"image() of task kind {self._kind!r} names {reprlib.repr(named)}: write the image into the task's field "
                     "`image`, the only place that counts, and delete the method"
@@ -160,12 +176,29 @@ class GuardedHandler(_Guarded):
             self._check("eval_from_snapshot", wanted, isinstance(wanted, bool), "True or False")
         return bool(wanted)
 
-    def tools(self, task: Task) -> list[str]:
+    def tools(self, task: Task) -> list[OfferedTool]:
+        """Return the tools. A built-in tool that is a function is returned as that function."""
         with self._guard("tools"):
             tools = self._handler.tools(task)
-            right = _all_match(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
-            self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
-        return tools
+            names = ", ".join([*SCHEMAS, SUBMIT.name])
+            right = _all_match(tools, lambda tool: _known(tool) or isinstance(tool, McpServer) or _own_tool(tool))
+            self._check(
+                "tools", tools, right, f"a list of {names}, or of tools with a name, a description and parameters"
+            )
+            for tool in tools:
+                if isinstance(tool, Tool | ProgramTool):
+                    _check_parameters(tool)
+        return [SUBMIT if tool == SUBMIT.name else tool for tool in tools]
+
+    async def call_tool(self, tool: Tool, sandbox: Sandbox, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool of the handler's own."""
+        call = f"tool {tool.name}"
+        with self._guard(call):
+            found = await tool.call(sandbox, arguments)
+            result = ToolResult(found) if isinstance(found, str) else found
+            right = isinstance(result, ToolResult) and _text(result.text)
+            self._check(call, found, right, "a text or a ToolResult")
+            return replace(result, text=shorten(result.text), done=bool(result.done))
 
     def prompt(self, task: Task) -> list[Message]:
         with self._guard("prompt"):
@@ -178,13 +211,26 @@ class GuardedHandler(_Guarded):
         with self._guard("init"):
             await self._handler.init(task, sandbox)
 
-    async def environment(self, task: Task, sandbox: Sandbox) -> GuardedEnvironment | None:
+    async def environment(
+        self, task: Task, sandbox: Sandbox, models: RoleModels | None = None
+    ) -> GuardedEnvironment | None:
         """Make the environment of one attempt; None if the task has none. The caller must close the environment."""
         if self._make_environment is None:
             return None
-        with self._guard("environment"):
-            made = await self._make_environment(task, sandbox)
-        return None if made is None else GuardedEnvironment(self._kind, made)
+        with self._guard("environment", models):
+            more = (models,) if self._environment_takes_models else ()
+            made = await self._make_environment(task, sandbox, *more)
+        return None if made is None else GuardedEnvironment(self._kind, made, models)
+
+    async def solve(self, task: Task, sandbox: Sandbox) -> None:
+        """Apply the reference solution in place of an agent. Raises TaskError if there is none."""
+        if (solve := getattr(self._handler, "solve", None)) is None:
+            raise TaskError(
+                f"task kind {self._kind!r} has no reference solutions: give its handler a method `async def solve(self, task, "
+                "sandbox)`"
+            )
+        with self._guard("solve"):
+            await solve(task, sandbox)
 
     async def probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None:
         """Ask whether `evaluate` can use the sandbox. Raises SandboxError or TaskError if not."""
@@ -196,31 +242,33 @@ class GuardedHandler(_Guarded):
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         with self._guard("collect"):
             artifact = await self._handler.collect(task, sandbox)
-            right = isinstance(artifact, dict) and all(_text(k) and _text(v) for k, v in artifact.items())
-            self._check("collect", artifact, right, "a dict of name -> text")
+            right = isinstance(artifact, dict) and all(
+                _text(name) and (isinstance(part, bytes) or _text(part)) for name, part in artifact.items()
+            )
+            self._check("collect", artifact, right, "a dict of name -> text or bytes")
         return artifact
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
         # the handler gets a copy, so that it cannot change the turns in the trajectory
-        shown = [turn.model_copy(deep=True) for turn in turns]
-        with self._guard("evaluate"):
-            score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
+        shown = replace(evaluation, turns=[turn.model_copy(deep=True) for turn in evaluation.turns])
+        with self._guard("evaluate", evaluation.models):
+            score = await self._handler.evaluate(task, shown)
             if score is None and self._make_environment is not None:
-                score = Score(sum_of_rewards(turns))
+                score = Score(sum_of_rewards(evaluation.turns))
             self._check("evaluate", score, isinstance(score, Score), "a Score")
             self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
-            right = isinstance(score.metrics, Mapping) and all(
-                _text(name) and _number(value) for name, value in score.metrics.items()
-            )
-            self._check("evaluate", score.metrics, right, "a Score whose metrics are name -> finite number")
-            metrics = {name: float(value) for name, value in score.metrics.items()}
-            expected = f"a Score whose metrics have {MAX_METRICS_CHARS} characters at most"
-            self._check("evaluate", metrics, len(str(metrics)) <= MAX_METRICS_CHARS, expected)
+            metrics, parts = self._numbers("metrics", score.metrics), self._numbers("parts", score.parts)
             right = _all_match(score.notes, lambda note: isinstance(note, str))
             self._check("evaluate", score.notes, right, "a Score whose notes are a list of texts")
-            return Score(float(score.reward), metrics, list(_cut(score.notes)))
+            return Score(float(score.reward), metrics, list(_cut(score.notes)), parts)
+
+    def _numbers(self, field: str, found: Any) -> dict[str, float]:
+        right = isinstance(found, Mapping) and all(_text(name) and _number(value) for name, value in found.items())
+        self._check("evaluate", found, right, f"a Score whose {field} are name -> finite number")
+        numbers = {name: float(value) for name, value in found.items()}
+        expected = f"a Score whose {field} have {MAX_METRICS_CHARS} characters at most"
+        self._check("evaluate", numbers, len(str(numbers)) <= MAX_METRICS_CHARS, expected)
+        return numbers
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -261,6 +309,24 @@ def _cut(notes: Sequence[str]) -> Iterator[str]:
             return
         yield text
         left -= len(text)
+
+
+def _known(tool: Any) -> bool:
+    return isinstance(tool, str) and (tool in SCHEMAS or tool == SUBMIT.name)
+
+
+def _own_tool(tool: Any) -> bool:
+    right = isinstance(tool, Tool | ProgramTool) and isinstance(tool.name, str) and _text(tool.description)
+    return right and TOOL_NAME.fullmatch(tool.name) is not None
+
+
+def _check_parameters(tool: Tool | ProgramTool) -> None:
+    """Raise TaskError if the arguments of a tool cannot be checked."""
+    try:
+        if schema_of(tool.parameters).get("type") != "object":
+            raise ValueError("it must have the type `object`")
+    except ValueError as error:
+        raise TaskError(f"the parameters of the tool {tool.name!r} cannot be used: {error}") from None
 
 
 def _messages(found: Any) -> bool:

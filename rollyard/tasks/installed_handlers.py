@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from rollyard.core.errors import RollyardError, connection_failure_text
+from rollyard.kinds.installed_task_fields import installed_models
 from rollyard.tasks.guarded_handler import GuardedHandler, with_source_line
 
 log = logging.getLogger(__name__)
@@ -47,5 +48,6 @@ def load_handlers() -> Handlers:
             log.error(
                 "task kind %s is not available here: its handler cannot be loaded: %s", entry.name, failed[entry.name]
             )
+    installed_models()
     log.info("task kinds: %s", ", ".join(sorted(loaded)))
     return Handlers(loaded, failed)

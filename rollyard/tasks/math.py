@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from rollyard.core.errors import TaskError
+from rollyard.kinds.math_task import MathTask
 from rollyard.kinds.rollout import Task
-from rollyard.kinds.task_fields import read_math
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
-from rollyard.tasks.base import Artifact, Message, Score
+from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
-from rollyard.trajectory import Turn
+from rollyard.trajectory import Artifact
 
 MAX_ANSWER_CHARS = 2000
 _TOO_HARD = "the answer cannot be compared with the reference within the limits of CPU time and memory"
@@ -35,7 +34,7 @@ class MathHandler:
     def prompt(self, task: Task) -> list[Message]:
         return [
             {"role": "system", "content": system_prompts.MATH},
-            {"role": "user", "content": read_math(task).problem},
+            {"role": "user", "content": task.fields_as(MathTask).problem},
         ]
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
@@ -44,16 +43,14 @@ class MathHandler:
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         return {}
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
-        answer = last_boxed(turns[-1].text) if turns else None
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
+        answer = last_boxed(evaluation.turns[-1].text) if evaluation.turns else None
         if answer is None:
             return Score(0.0, {"answered": 0.0}, ["no answer found: the last turn has no whole \\boxed{...}"])
         if len(answer) > MAX_ANSWER_CHARS:
             why = f"the answer has {len(answer)} characters; the limit is {MAX_ANSWER_CHARS}"
             return Score(0.0, {"answered": 1.0, "too_long": 1.0}, [why])
-        verdict = await self._verdict(read_math(task).answer, answer)
+        verdict = await self._verdict(task.fields_as(MathTask).answer, answer)
         notes = verdict.pop("notes", [_TOO_HARD])
         return Score(verdict.pop("right", 0.0), {"answered": 1.0, **verdict}, notes)
 

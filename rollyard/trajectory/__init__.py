@@ -1,8 +1,21 @@
 """Trajectories: what rollouts and sessions leave for trainers, as objects and as arrays."""
 
+from rollyard.trajectory.artifact import Artifact
 from rollyard.trajectory.outcome import Outcome, RunResult, Timings
+from rollyard.trajectory.role_call import RoleCall
 from rollyard.trajectory.segment import Segment, most_sampled, sampled_tokens
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.trajectory.turn import Turn
 
-__all__ = ["Outcome", "RunResult", "Segment", "Timings", "Trajectory", "Turn", "most_sampled", "sampled_tokens"]
+__all__ = [
+    "Artifact",
+    "Outcome",
+    "RoleCall",
+    "RunResult",
+    "Segment",
+    "Timings",
+    "Trajectory",
+    "Turn",
+    "most_sampled",
+    "sampled_tokens",
+]

@@ -8,6 +8,8 @@ from pydantic import model_validator
 
 from rollyard.kinds.base import WireModel, shared
 from rollyard.kinds.rollout import RolloutError, Status
+from rollyard.trajectory.artifact import Artifact
+from rollyard.trajectory.role_call import RoleCall
 from rollyard.trajectory.segment import Segment
 from rollyard.trajectory.turn import Turn
 
@@ -26,6 +28,8 @@ class Outcome(WireModel):
 
     status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
     reward: float | None = None
+    parts: dict[str, float] = {}
+    """Named parts of the reward."""
     metrics: dict[str, float] = {}
     notes: list[str] = []
     """Reasons for the reward, in sentences for people."""
@@ -41,6 +45,8 @@ class Outcome(WireModel):
     """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
     cut_short: str | None = None
     """Sentence that says which limit ended the agent's work. Null if none did."""
+    role_calls: list[RoleCall] = []
+    """Calls of the last attempt that the task handler made to models by role."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -54,5 +60,5 @@ class RunResult(WireModel):
     times."""
 
     outcome: Outcome
-    artifact: dict[str, str]
-    """Name -> text, as the handler's `collect` returned it. The server limits the size of the artifact."""
+    artifact: Artifact
+    """Texts and bytes by name, as the handler's `collect` returned them."""

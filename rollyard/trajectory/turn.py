@@ -21,8 +21,8 @@ class Turn(WireModel):
     timings: dict[str, float] = {}
     """Seconds of the turn by part: `model`, `tools`, `environment`."""
     observation: str | None = None
-    """Text with which the task's environment replied; null if it did not reply. A reply that ends the conversation is not
-    shown to the model."""
+    """Text with which the task's environment replied; null if it did not reply, or gave a reward alone. A reply that ends
+    the conversation is not shown to the model."""
     reward: float | None = None
     """Reward that the task's environment gave for the turn; null if it gave none."""
     constraint: str | None = None

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from rollyard.kinds.base import WireModel
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the protocol. It grows only with a change that an older process would misunderstand."""
-MIN_PROTOCOL = 4
+MIN_PROTOCOL = 5
 """Oldest version that a server accepts; PROTOCOL is the newest."""
 
 Count = Annotated[int, AfterValidator(lambda count: max(0, min(count, 1 << 53)))]

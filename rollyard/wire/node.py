@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, field_serializer
+from pydantic import Field, ValidationError, field_serializer, field_validator
 from pydantic_core import from_json
 
 from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
-from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.rollout_pool import RoleLimits, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.wire.base import PROTOCOL, Count, Identity, StoredCount, StoredSeconds, WireMessage
 from rollyard.wire.endpoint import Endpoint
@@ -74,7 +74,18 @@ class Lease(LeaseRef):
     sampling: Sampling
     budgets: Budgets
     endpoints: dict[str, Endpoint] = {}
-    """Role of the agent -> model server for this role."""
+    """Role -> model server for this role. A lease that begins with EVAL has none; the node agent asks for the server of a
+    role when a task handler calls it."""
+    roles: dict[str, RoleLimits] = {}
+    """Role that task handlers may call -> limits of its calls."""
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _ignore_unknown_limits(cls, roles: Any) -> Any:
+        """Drop unknown fields of `roles`, because a newer server may send them. In a spec an unknown field is an error."""
+        if not isinstance(roles, dict):
+            return roles
+        return {role: RoleLimits.model_validate(limits, extra="ignore") for role, limits in roles.items()}
 
     @field_serializer("agent", "sampling", "budgets")
     def _dump_without_defaults(self, given: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
@@ -102,6 +113,8 @@ class ImageFault(WireMessage):
     """True: nothing has failed; the node agent pulls the image, or will soon."""
     default: bool = False
     """True: the task names no image, so the pool's default image was meant."""
+    evaluator: bool = False
+    """True: it is the image of EVAL's sandbox, and RUN's sandbox has another one."""
     registry_down: bool = False
     """True: the image's registry does not answer at all, so the fault is not the image's."""
 
@@ -363,7 +376,8 @@ class NewEndpoint(WireMessage):
     lease: LeaseRef
     role: str
     failed: str
-    """Id of the endpoint that failed. Empty if none failed; in this case the answer may be the endpoint in use."""
+    """Id of the endpoint that failed. Empty if none failed; in this case the answer may be the endpoint in use, or the first
+    one of the role."""
     why: str = ""
     again: bool = False
     """True: this request repeats an earlier one about the same failure. The failure is not counted a second time."""
@@ -373,13 +387,15 @@ class ResultHeader(WireMessage):
     """First line of an uploaded result: how the rollout ended, or how RUN did.
 
     Frames may follow (`trajectory/frames.py`), each compressed: the tokens as columns (`trajectory/columns.py`), and with the
-    result of RUN the artifact. The tokens are uploaded once: the result of EVAL has none.
+    result of RUN the artifact. The result of EVAL has no frame, unless a task handler has called models by role in EVAL: then
+    it has the tokens once more, with these calls.
     """
 
     lease: LeaseRef
     status: str
     reward: float | None = None
     error: RolloutError | None = None
+    parts: dict[str, float] = {}
     metrics: dict[str, float] = {}
     notes: list[str] = []
     endpoint: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,8 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             parts = Parts(store, driver, tmp_path / "data", clock, connector=connector)
             stack.push_async_callback(parts.close)
             await parts.sessions.restore()
-            services = replace(parts.services(), task_kinds=frozenset({"code", "math", "quiz"}))
+            services = parts.services()
+            services.request_checks.task_kinds |= {"quiz"}
             if not (await store.objects.list_objects("InferencePool", "default"))[0]:
                 await store.objects.create(_pool(model_dir, spec))
             options = {"handler_cancellation": True, "auto_decompress": False, "shutdown_timeout": 5}

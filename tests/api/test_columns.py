@@ -29,7 +29,7 @@ from tests.support.make import rollout
 from tests.support.outside_api import Api, Serve
 from tests.wire.samples import OUTCOME
 
-RUN = RunResult(outcome=evolve(OUTCOME, error=None), artifact={"answer": "2"})
+RUN = RunResult(outcome=evolve(OUTCOME, error=None), artifact={"answer": "2", "image": b"\x89PNG\xff", "empty": b""})
 TRAJECTORIES = "/v1/rollouts/stream?trajectories=1"
 
 

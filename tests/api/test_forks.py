@@ -51,7 +51,7 @@ async def test_what_cannot_be_forked_is_refused_with_its_reason(serving: Serve, 
         assert "no snapshot after turn 1; there are snapshots after turns 2, 4" in await refused(api, "r", 1)
         assert "turn 4 of rollout 'r' ended the conversation" in await refused(api, "r", 4)
         assert "no snapshot after turn 3: it is too large" in await refused(api, "r", 3)
-        assert "had another task" in await refused(api, "r", 2, kind="code")
+        assert "had another task" in await refused(api, "r", 2, kind="quiz")
         await api.ask("DELETE", "/v1/rollouts/waits")
         assert "without a stored conversation" in await refused(api, "waits", 2)
 

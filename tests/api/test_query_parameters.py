@@ -54,6 +54,10 @@ async def test_an_unknown_parameter_is_refused_with_what_there_is(serving: Serve
         "limit=-1",
         "limit=1e3",
         "status=Done",
+        "metadata=difficulty=hard",
+        "metadata=[1]",
+        'metadata={"tags":["a"]}',
+        "metadata={%22a%22:%22\\ud800%22}",
         "after=",
     ],
 )

@@ -25,6 +25,7 @@ import yaml
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.schema.yaml import load_manifests
 from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
+from tests.support import forked_commands
 from tests.support.small_roots import busybox_root
 from tests.support.yard import Yard, end
 
@@ -61,7 +62,9 @@ def test_every_block_runs_in_the_order_of_the_pages(yard: Yard) -> None:
     assert all(any(count in block.text for block in RUN) for count in FEWER)
     script = yard.folder / "all.sh"
     script.write_text("\n".join(_lines(yard.folder)))
-    with (yard.folder / "out.txt").open("w") as out:
+    programs = yard.folder / "programs"
+    programs.mkdir()
+    with forked_commands.as_program(programs), (yard.folder / "out.txt").open("w") as out:
         shell = subprocess.Popen(
             ["bash", script], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
             env=_environment(yard.folder), start_new_session=True,
@@ -94,12 +97,15 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _lines(folder: Path) -> Iterator[str]:
-    """One script: the tour of README in the shell itself, for its server stays; each other block in a shell of its own."""
+    """One script: the tour of README in the shell itself, for its server stays; each other block in a shell of its own.
+    The commands of the tour's first block are processes of their own, those of the others forks."""
     yield "set -euo pipefail"
     for block in sorted(RUN, key=lambda b: b.last):
         yield f'echo "=== {block.name} after $SECONDS s"'
         own_shell = block.page != ROOT / "README.md" or block.language == "python"
         yield "(" if own_shell else ""
+        if block is not RUN[0]:
+            yield f"PATH={folder}/programs:$PATH"
         yield from _commands(block, folder)
         yield ")" if own_shell else ""
 

@@ -75,6 +75,7 @@ def _can_be_imported(name: str) -> bool:
         return True
     if name in (
         "rollyard.tasks",
+        "rollyard.task_fields",
         "rollyard.sources",
         "rollyard.tool_parsers",
         "rollyard.db",

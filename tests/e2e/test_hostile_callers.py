@@ -7,10 +7,8 @@ import functools
 import gzip
 import io
 import json
-import os
 import subprocess
 import sys
-import time
 
 import aiohttp
 import pytest
@@ -23,9 +21,9 @@ from tests.support.yard import Yard, requests
 pytestmark = pytest.mark.slow(95)
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
-SECONDS = 2.0
-MOST_SECONDS = 1.0
-"""Longest answer allowed for each busy process a core. A quiet machine needs 0.1 s, one with ten a core 2.8 s."""
+MOST_CPU_SECONDS = 1.0
+"""CPU time that the thread of the server's event loop may use until /healthz is answered, whatever else keeps the machine
+busy. It uses 0.1 s."""
 GZIP = {"Content-Encoding": "gzip"}
 PATCH = {"Content-Type": "application/merge-patch+json"}
 """One of each kind: what is large, what is deep, what unpacks, and what is many small things."""
@@ -64,44 +62,52 @@ def _labelled(count: int) -> bytes:
 
 
 PROBE = """
-import http.client, json, ssl, sys, time
-host, token, ca = sys.argv[1:]
-caller = http.client.HTTPSConnection(host, context=ssl.create_default_context(cafile=ca), timeout=60)
+import http.client, json, os, select, ssl, sys
+host, token, ca, loop = sys.argv[1:]
+caller = http.client.HTTPSConnection(host, context=ssl.create_default_context(cafile=ca), timeout=600)
+
+def used():
+    with open(f"/proc/{loop}/task/{loop}/stat") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
 print("ready", flush=True)
 taken = []
-import select
 while not select.select([sys.stdin], [], [], 0.02)[0]:
-    began = time.monotonic()
+    began = used()
     caller.request("GET", "/healthz", headers={"Authorization": "Bearer " + token})
     assert caller.getresponse().read() == b"ok"
-    taken.append(time.monotonic() - began)
+    taken.append(used() - began)
 print(json.dumps(sorted(taken)))
 """
 """Beside the hostile callers, in a process of its own, as they keep theirs busy."""
 
 
 class Probe:
-    """Asks /healthz all the time; how long each answer took, in seconds, shortest first."""
+    """Asks /healthz all the time; CPU seconds of the event loop until each answer, fewest first."""
 
     def __init__(self, yard: Yard, url: str, token: str) -> None:
+        assert yard.server is not None
         command = [sys.executable, "-c", PROBE, url.removeprefix("https://"), token, str(yard.data / "ca.pem")]
+        command.append(str(yard.server.pid))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
     def taken(self) -> list[float]:
-        out, _ = self._process.communicate("stop\n", timeout=60)
+        out, _ = self._process.communicate("stop\n", timeout=600)
         return [float(seconds) for seconds in json.loads(out)]
 
 
-async def test_hostile_bodies_again_and_again_keep_nobody_waiting(yard: Yard) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
+async def test_hostile_bodies_again_and_again_keep_nobody_waiting(yard: Yard, rounds: int) -> None:
     async with yard.client() as client:
-        await yard.apply(client)
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
         context = load_context(yard.data / "admin.kubeconfig")
         known = {"Authorization": f"Bearer {context.token}"}
         probe = Probe(yard, context.url, context.token)
-        running = asyncio.create_task(yard.gather(client, await client.submit(requests(4, 1, n=2)), 300))
+        running = asyncio.create_task(yard.gather(client, await client.submit(requests(2, 1, n=2)), 600))
         answers: dict[str, set[int]] = {}
 
         async def send(http: aiohttp.ClientSession, name: str, headers: dict[str, str]) -> None:
@@ -115,21 +121,18 @@ async def test_hostile_bodies_again_and_again_keep_nobody_waiting(yard: Yard) ->
                 pass  # cut off in the middle of what nobody wanted
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context.tls(), limit=0)) as http:
-            rounds, end = 0, time.monotonic() + SECONDS
-            while not rounds or time.monotonic() < end:
-                for name in bodies():
-                    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-                        for headers in (known, {}, {}):
-                            tasks.create_task(send(http, name, headers))
-                rounds += 1
+            for name in [*bodies()] * rounds:
+                async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
+                    for headers in (known, {}, {}):
+                        tasks.create_task(send(http, name, headers))
         ended = await running
         taken = await asyncio.to_thread(probe.taken)
-        print(f"{rounds} rounds, {len(taken)} answers of /healthz: half within {taken[len(taken) // 2]:.3f} s, 99 of 100 "
-              f"within {taken[len(taken) * 99 // 100]:.3f} s, all within {taken[-1]:.3f} s")  # fmt: skip
+        print(f"{len(taken)} answers of /healthz: half within {taken[len(taken) // 2]:.2f} CPU seconds of the event loop, "
+              f"99 of 100 within {taken[len(taken) * 99 // 100]:.2f}, all within {taken[-1]:.2f}")  # fmt: skip
         assert all(status < 500 for found in answers.values() for status in found), answers
         assert {t.attempt for t in ended} == {1}  # no lease was lost
         assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}
-        assert taken[-1] < MOST_SECONDS * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+        assert taken[-1] < MOST_CPU_SECONDS
 
 
 async def test_a_path_of_names_leads_nowhere_else(yard: Yard) -> None:

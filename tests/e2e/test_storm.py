@@ -127,7 +127,7 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
         place = {"allocation": {"scratch": str(scratch)}}
         # One warm sandbox at a time: the storm cannot tell it from others, and shall hit those that rollouts use.
         sandbox = {"runtime": "auto" if long_run else "bubblewrap", "warm": {"max": 1}}
-        run = {} if long_run else {"stages": {"run": {"workers": {"min": 4, "max": 4}}}}
+        run = {} if long_run else {"stages": {"run": {"workers": {"min": 2, "max": 2}}}}
         await yard.apply(client, policy=place, demo={**place, **run, "sandbox": sandbox})
         await yard.ready(client)
         rng = random.Random(7)
@@ -139,8 +139,8 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
                 client, storm, yard.folder, seconds=600, updates=20, target=32, rollouts=5000, limit=3600
             )
         else:
-            storm = Storm(yard, 11, pause=(0.5, 2.0), most=len(VICTIMS))
-            training = Training(client, storm, yard.folder, seconds=8, updates=2, target=2, rollouts=0, limit=0)
+            storm = Storm(yard, 11, pause=(0.3, 1.0), most=len(VICTIMS))
+            training = Training(client, storm, yard.folder, seconds=4, updates=2, target=2, rollouts=0, limit=0)
         async with running(training.read_ends()):
             async with asyncio.timeout(training.limit + 600), storm, asyncio.TaskGroup() as trainers:
                 for trainer in (training.by_targets, training.by_stream, training.update_weights):

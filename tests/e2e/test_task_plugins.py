@@ -22,7 +22,7 @@ from rollyard.host.sandbox_account import sandbox_account
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.tasks.system_prompts import MATH
 from rollyard.trajectory import Trajectory
-from tests.support import environment_turns, small_games
+from tests.support import environment_turns, evaluated_tasks, small_games
 from tests.support.small_roots import busybox_root
 from tests.support.yard import ROOT, Yard, end
 
@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.slow(20), pytest.mark.asyncio(loop_scope="module")]
 
 PLUGINS = {
     "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n"
-    "repair = repair:RepairHandler\n",
+    "repair = repair:RepairHandler\ntyped = my_package:HaikuHandler\nevaluated = evaluated_tasks:EvaluatedHandler\n"
+    "[rollyard.task_fields]\ntyped = my_fields:HaikuFields\nhaiku = nonesuch_package:Fields\n",
     "METADATA": "Metadata-Version: 2.1\nName: plugged-in\nVersion: 1\n",
 }
 
@@ -44,9 +45,11 @@ async def plugged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yar
     for name, text in PLUGINS.items():
         (info / name).write_text(text)
     (folder / "my_package.py").write_text(_documented("task-handlers.md"))
+    (folder / "my_fields.py").write_text(_documented("task-handlers.md", 1))
     (folder / "repair.py").write_text(_documented("repositories.md"))
     (folder / "my_broken_package.py").write_text("import nonesuch_package\n")
-    shutil.copy(small_games.__file__, folder)
+    for module in (small_games, evaluated_tasks):
+        shutil.copy(module.__file__, folder)
     made.env["PYTHONPATH"] = ":".join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     made.start()
     async with made.client() as client:
@@ -104,6 +107,59 @@ async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(
         assert (mute.status, mute.reward, mute.attempt) == (Status.FAILED, None, 1)
         assert mute.error is not None
         assert "exit code 0 before its first model call: no call" in mute.error.message
+
+
+async def test_a_plug_ins_fields_are_checked_before_a_rollout_exists(plugged: Yard) -> None:
+    async with plugged.client() as client:
+        with pytest.raises(
+            Invalid, match=r"rollouts\[0\]: the typed task is invalid: task.topic: Field required"
+        ) as found:
+            await _submit(client, "untyped", {"kind": "typed", "lines": 0})
+        assert [cause.field for cause in found.value.causes] == ["rollouts[0].task.topic", "rollouts[0].task.lines"]
+        (ended,) = await plugged.gather(client, await _submit(client, "typed", {"kind": "typed", "topic": "rain"}))
+    assert ended.status.scored
+
+
+async def test_the_evaluator_has_the_image_and_the_time_of_its_own_that_the_pool_allows(plugged: Yard) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # the sandboxes' account reaches the image
+        image = busybox_root(Path(folder, "image"))
+        (image / evaluated_tasks.MARKER.lstrip("/")).touch()
+        task = {"kind": "evaluated", "metadata": {"difficulty": "hard", "level": 3}}
+        evaluator = {"image": str(image), "memory": "256M", "network": False, "seconds": 30}
+        async with plugged.client() as client:
+            ids = [
+                *await _submit(client, "own", {**task, "evaluator": evaluator}),
+                *await _submit(client, "as-run", task),
+            ]
+            own, as_run = await plugged.gather(client, ids)
+            artifact = await client.artifact("own")
+            found = [view async for view in client.rollouts(metadata={"difficulty": "hard", "level": "3"})]
+            easy = [view async for view in client.rollouts(metadata={"difficulty": "easy"})]
+            with pytest.raises(
+                Invalid, match=r"task.evaluator.memory: write at most [0-9]+., the pool's `sandbox.memory`"
+            ):
+                await _submit(client, "greedy", {**task, "evaluator": {"memory": "100G"}})
+            absent = {**task, "evaluator": {"image": f"{folder}/absent"}}
+            (id,) = await _submit(client, "absent", absent)
+
+            async def waits() -> bool:
+                waiting = (await client.rollout(id))[0].waiting
+                return waiting is not None and f"{folder}/absent" in waiting.message
+
+            await plugged.until(waits)
+            assert (await client.rollout_history(id)).entries[-1].stage == "INIT", "no token was sampled for it"
+            await client.cancel(id)
+    assert (own.parts, as_run.parts) == ({"marker": 1.0, "raw": 1.0}, {"marker": 0.0, "raw": 1.0})
+    assert (own.metrics["seconds"], as_run.metrics["seconds"]) == (24.0, 48.0), "0.8 of EVAL's time"
+    assert artifact == {"raw": b"\xff\x00", "marker_in_run": "False"}
+    assert ([view.id for view in found], easy) == (["own", "as-run"], [])
+    assert found[0].metadata == own.task.fields["metadata"] == task["metadata"]
+    listed, _ = await plugged.rollyard("rollouts", "list", "--metadata", "level=3", "--prefix", "own")
+    assert [line.split()[0] for line in listed.splitlines()] == ["ID", "own"]
+    described, _ = await plugged.rollyard("rollouts", "describe", "own")
+    assert 'metadata {"difficulty": "hard", "level": 3}' in described
+    assert "parts of the reward: {'marker': 1.0, 'raw': 1.0}" in described
 
 
 async def test_the_documented_repair_of_a_repository_has_both_outcomes(plugged: Yard) -> None:

@@ -16,7 +16,7 @@ import pytest
 from examples.tiny_policy import families, template, trajectories
 from examples.tiny_policy.offline import NotOffline, Toolbox, call_function, evaluate
 from examples.tiny_policy.trajectories import CODE, MATH
-from rollyard.tasks import tool_schemas
+from rollyard.tasks import tool_results
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/tiny_policy/model"
@@ -122,7 +122,7 @@ def test_python_errors_read_as_ipython_prints_them(tmp_path: Path) -> None:
     run = subprocess.run(command, env=home, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240)
     box = Toolbox()
     printed = run.stdout.split("--end of cell--\n")[:-1]
-    assert [box.ipython(cell) for cell in cells] == [tool_schemas.ipython_result(text) for text in printed]
+    assert [box.ipython(cell) for cell in cells] == [tool_results.ipython_result(text) for text in printed]
 
 
 # Chat format
@@ -131,10 +131,10 @@ def test_python_errors_read_as_ipython_prints_them(tmp_path: Path) -> None:
 def test_a_file_is_checked_as_its_compilation_checks_it() -> None:
     box = Toolbox()
     check = "python3 -m py_compile /workspace/app.py && echo OK"
-    written = tool_schemas.bash_result("", 0)
+    written = tool_results.bash_result("", 0)
     for source, good in [("def f(x):\n    return x", True), ("return 3", False), ("3(4)", False), ("def f(:", False)]:
         assert box.bash(f"cat > /workspace/app.py <<'EOF'\n{source}\nEOF\n") == written
-        assert (box.bash(check) == tool_schemas.bash_result("OK", 0)) is good
+        assert (box.bash(check) == tool_results.bash_result("OK", 0)) is good
     ends_twice = "cat > /workspace/app.py <<'EOF'\npass\nEOF\nEOF"
     assert box.bash(ends_twice) != written, "its last line is a command"
 

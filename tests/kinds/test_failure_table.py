@@ -18,7 +18,7 @@ from rollyard.store.base import BlobRef
 from tests.server.rollouts.test_step import granted
 from tests.support.make import rollout
 
-CAUGHT = (*FAILURES, errors.SandboxBroken, errors.TemplateUnusable)
+CAUGHT = (*FAILURES, errors.SandboxBroken, errors.RoleModelAttacked, errors.TemplateUnusable)
 """Errors that end an attempt (`LeaseRun`)."""
 WRAPPED = {errors.Invalid, errors.FileMissing, errors.TooLarge}
 """Errors of the API that a lease run reports as a TaskError."""
@@ -61,7 +61,8 @@ def test_public_reasons_are_what_they_were() -> None:
         ),
         *("EndpointLost", "EndpointRefused", "HandlerFailed", "ImageNotFound", "ImageUnavailable", "LostTooOften"),
         *("NoParserFits", "NoReward", "NodeAgentError", "NodeFault", "NotNeeded", "NothingSampled", "PoolDeleted"),
-        *("PromptTooLong", "ResultRefused", "SandboxBroken", "SandboxError", "SandboxLost", "SandboxSilent"),
+        *("PromptTooLong", "ResultRefused", "RoleBudgetUsed", "RoleModelAttacked", "RoleModelFailed"),
+        *("SandboxBroken", "SandboxError", "SandboxLost", "SandboxSilent"),
         *("SandboxStartFailed", "SnapshotRefused", "SnapshotUnusable", "StageTimeout", "StreamLost", "TaskError"),
         *("TemplateUnusable", "ToolCallsUnreadable", "Truncated", "WeightsMixed", "WeightsStale", "WeightsVersionGone"),
     ]

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rollyard.core.errors import HandlerFailed, StageTimeout
-from rollyard.kinds.rollout import AgentSpec, Sampling, Status
+from rollyard.kinds.rollout import AgentSpec, Sampling, Stage, Status
 from rollyard.node import agent_run
 from rollyard.node.agent_loop import AgentProgress, run_agent
+from rollyard.node.lease_models import LeaseModels
 from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Environment, Reply
@@ -94,6 +95,21 @@ async def test_without_a_reply_the_conversation_ends(model_dir: Path) -> None:
     assert (run.status, [t.observation for t in run.turns]) == (Status.COMPLETED, ["go on", None])
 
 
+async def test_a_reward_alone_adds_no_message_and_without_a_call_it_ends_the_conversation(
+    model_dir: Path, sandbox: Sandbox
+) -> None:
+    environment = Replies(Reply(reward=0.5), Reply(reward=1.0), every_turn=True)
+    run, template = await play(model_dir, environment, CALL, "hi", sandbox=sandbox)
+    assert (run.status, [(t.observation, t.reward) for t in run.turns]) == (
+        Status.COMPLETED,
+        [(None, 0.5), (None, 1.0)],
+    )
+    (segment,) = run.conversation.segments()
+    result = {"role": "tool", "content": "hi"}
+    asked = [*environment.opening, {"role": "assistant", "content": CALL}, result]
+    assert template.decode(segment.token_ids[: run.turns[1].prompt_length]) == template.render(asked, [], True)
+
+
 async def test_a_turn_that_was_cut_off_gets_its_reward_and_ends_the_run(model_dir: Path) -> None:
     run, _ = await play(model_dir, Replies(Reply("higher", 0.25), Reply("no number", -1.0)), "5", "well…")
     assert (run.status, [t.reward for t in run.turns]) == (Status.TRUNCATED, [0.25, -1.0])
@@ -164,7 +180,8 @@ async def play_to_the_limit(model_dir: Path, environment: Replies) -> AgentProgr
     tools: Any = Tools([], None, 30.0, parser.form)  # type: ignore[arg-type]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(3600) as policy.limit:
-            replies = agent_run._UncutReplies(GuardedEnvironment("quiz", environment), policy.limit, 3600)
+            models = LeaseModels({}, cast(Any, None), Stage.RUN)
+            replies = agent_run._UncutReplies(GuardedEnvironment("quiz", environment), policy.limit, 3600, models)
             await run_agent(run, policy, tools, AgentSpec(), Sampling(), 0, replies)
     return run
 
@@ -186,8 +203,8 @@ async def test_an_environment_that_never_replies_is_a_fault_of_the_infrastructur
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (lambda: Reply("x", float("inf")), "a reward that is None or a finite number"),
-        (lambda: Reply("\ud800"), "a Reply with a text"),
+        (lambda: Reply("x", float("inf")), "whose reward is None or a finite number"),
+        (lambda: Reply("\ud800"), "a Reply whose text is None or a text"),
         (lambda: "higher", "None, or a Reply"),
         (lambda: 1 // 0, r"reply\(\) of task kind 'quiz' raised ZeroDivisionError: .*test_environment_turns.py:\d+"),
     ],

@@ -12,10 +12,12 @@ import pytest
 from rollyard.core.errors import NodeFault, SandboxLost, TaskError, TemplateUnusable, TooLarge
 from rollyard.kinds.failure_table import ending_of
 from rollyard.kinds.rollout import Status, Task
+from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.image_reference import ImageReference
 from rollyard.node.failure_status import why_nothing_sampled
 from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
+from rollyard.node.sandbox_specs import SandboxSpecs
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
@@ -88,8 +90,9 @@ def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
         uploads=cast(Any, uploads),
         templates=nothing,
         policy=nothing,
+        role=nothing,
         sandbox=SandboxTemplate(),
-        stages=nothing,
+        stages=Stages(),
         node="n",
         kept=nothing,
     )
@@ -181,8 +184,8 @@ class Unlucky:
 
     eval_needs_sandbox = True
 
-    async def evaluate(self, task: Task, artifact: Any, sandbox: Any, turns: Any, seconds: float) -> Score:
-        sandbox.node_fault = "the memory of the allocation ran out"
+    async def evaluate(self, task: Task, evaluation: Any) -> Score:
+        evaluation.sandbox.node_fault = "the memory of the allocation ran out"
         return Score(0.0)
 
     tools = prompt = init = collect = evaluate
@@ -206,6 +209,7 @@ async def test_a_score_from_which_the_nodes_lack_of_memory_took_is_no_score() ->
     ran = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
     async with SandboxFactory(find_runtime("bubblewrap")) as sandboxes, contextlib.AsyncExitStack() as stack:
         sandbox = await sandboxes.start(SandboxSpec(None, Limits(1, 256 << 20, 16 << 20)))
+        run._specs = SandboxSpecs(sandbox.spec, sandbox.spec, 60.0)
         run._node = dataclasses.replace(run._node, sandboxes=cast(Any, Started(sandbox)))
         with pytest.raises(NodeFault, match="the memory of the allocation ran out"):
             await run._score(GuardedHandler("math", cast(Handler, Unlucky())), ran, 60, stack)

@@ -13,7 +13,7 @@ from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Stage, Status
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.server.rollouts.results import split_upload
-from rollyard.trajectory import Outcome, RunResult
+from rollyard.trajectory import Artifact, Outcome, RunResult
 from rollyard.trajectory.frames import unframed
 from rollyard.wire.node import LeaseRef
 from simulation.serving import serve_app
@@ -53,8 +53,11 @@ async def test_results_that_are_refused_together_go_alone_and_stay_as_they_are(t
 
 async def test_the_size_of_an_artifact_is_counted_in_bytes(tmp_path: Path) -> None:
     lease = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
-    run = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={"text": "ä" * (MAX_ARTIFACT_BYTES // 2 + 1)})
     link = make.server_link(tmp_path / "endpoint.json")
+    half = MAX_ARTIFACT_BYTES // 2
+    artifacts: list[Artifact] = [{"text": "ä" * (half + 1)}, {"text": "x" * half, "raw": b"\xff" * (half + 1)}]
     async with asyncio.timeout(60), link.session() as http:
-        with pytest.raises(Invalid, match=f"more than {MAX_ARTIFACT_BYTES} bytes"):
-            await ResultUploads(link, http).run(lease, run)
+        for artifact in artifacts:
+            run = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact=artifact)
+            with pytest.raises(Invalid, match=f"more than {MAX_ARTIFACT_BYTES} bytes"):
+                await ResultUploads(link, http).run(lease, run)

@@ -143,6 +143,8 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         weights_version="v3",
         outdated=1,
         image="docker://registry.example/swe:v1",
+        eval_image="docker://registry.example/swe-tests:v1",
+        metadata={"difficulty": "hard"},
         queue_rank=3.0,
         history='[1700000001.0,"Leased",2,"INIT",{"node":"n1"}]\n',
     )

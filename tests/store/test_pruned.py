@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import signal
@@ -78,6 +79,20 @@ async def test_only_what_is_old_and_of_the_pool_goes(tmp_path: Path) -> None:
     assert (await store.rollouts.counts("default"), await store.rollouts.reward_mean("default")) == (before, 1.0)
     assert await prune(store, at=4.0) == 0
     await store.close()
+
+
+async def test_the_metadata_of_a_rollout_go_with_it(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path)
+    for id in ("old", "last"):
+        made = rollout(id, status=Status.COMPLETED, finished_at=1.0, metadata={"level": 3, "source": id, "tags": []})
+        await store.rollouts.transact(lambda tx, made=made: tx.put(made))  # type: ignore[misc]
+    assert await prune(store, at=9.0) == 1
+    await store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "rollyard.db")) as db:
+        assert db.execute("SELECT item FROM metadata_items ORDER BY item").fetchall() == [
+            ("level=3",),
+            ("source=last",),
+        ]
 
 
 async def test_cursors_and_order_of_arrival_are_given_once(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ QUESTIONS: dict[str, Ask] = {
     "next page": lambda db, tx: tx.list_rollouts(RolloutFilter()),
     "next page of a namespace": lambda db, tx: tx.list_rollouts(RolloutFilter("n")),
     "next page of a pool": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", status=FAILED)),
-    "next page of a group": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", "g", RUNNING)),
+    "next page of a group": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", "g", status=RUNNING)),
+    "next page by metadata": lambda db, tx: tx.list_rollouts(RolloutFilter("n", metadata=("level=3",))),
+    "next page of a pool by metadata": lambda db, tx: tx.list_rollouts(
+        RolloutFilter("n", "p", "g", ("level=3", "source=x"), FAILED)
+    ),
     "what runs": lambda db, tx: tx.list_rollouts(RolloutFilter("n", status=RUNNING)),
     "what runs in a pool": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", status=RUNNING)),
     "stream": lambda db, tx: tx.finished(0, 5, None, None),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,32 @@ async def test_records_of_a_holder(store: Store) -> None:
     )  # fmt: skip
     held = await store.rollouts.transact(lambda tx: (tx.held(), tx.held("u/1"), tx.held("u/9")))
     assert [{r.id for r in some} for some in held] == [{"a", "b", "c", "d"}, {"a", "c", "d"}, set()]
+
+
+async def test_lists_are_filtered_by_metadata(store: Store) -> None:
+    odd: dict[str, Any] = {"level": 3, "split": None, "tags": ["a"], "note": "x" * 600, "share": 2.0, "ok": True}
+    made = await put(
+        store,
+        record("a", metadata={"level": "3", "source": "x=y"}), record("b", metadata=odd), record("c"),
+        record("d", pool="other", metadata={"level": 3, "source": "x=y"}), record("e", metadata={"level": 4}),
+        record("f", namespace="other", metadata={"level": 3}),
+    )  # fmt: skip
+    await put(store, ended(made[1]))
+
+    async def ids(*items: str, **more: Any) -> list[str]:
+        found = await store.rollouts.list_rollouts(RolloutFilter("default", metadata=items, **more))
+        assert [one.metadata for one in found] == [r.metadata for r in made if r.id in {one.id for one in found}]
+        return [one.id for one in found]
+
+    assert await ids("level=3") == ["a", "b", "d"]
+    assert await ids("level=3", limit=2) == ["a", "b"]
+    assert await ids("level=3", after_seq=made[0].seq) == ["b", "d"]
+    assert await ids("level=3", "source=x=y") == ["a", "d"]
+    assert await ids("level=3", "source=x=y", pool="other", status=(Status.QUEUED,)) == ["d"]
+    assert await ids("level=3", status=(Status.COMPLETED,)) == ["b"]
+    for item in ("split=null", "share=2", "ok=true"):
+        assert await ids(item) == ["b"]
+    assert await ids('tags=["a"]') == await ids("level=5") == await ids("level=3", "level=4") == []
 
 
 async def test_lists_are_filtered_and_paged(store: Store) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rollyard.core.errors import TaskError
 from rollyard.kinds.rollout import Task
-from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Artifact, Message, Score
+from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.math import MathHandler
-from rollyard.trajectory import Turn
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\nflaky = {__name__}:FlakyMathHandler\n",
@@ -22,13 +19,11 @@ class FlakyMathHandler(MathHandler):
     def prompt(self, task: Task) -> list[Message]:
         return super().prompt(_math(task))
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
         try:
             Path(str(task.fields["fails_while"])).unlink()
         except FileNotFoundError:
-            return await super().evaluate(_math(task), artifact, sandbox, turns, seconds)
+            return await super().evaluate(_math(task), evaluation)
         raise TaskError("this rollout cannot be judged")
 
 

@@ -18,9 +18,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,50 @@ def run(*words: str, env: Mapping[str, str], text: str = "", seconds: float) -> 
         for fd in ours:
             os.close(fd)
     return subprocess.CompletedProcess(["rollyard", *words], int(told or -signal.SIGKILL), out, err)
+
+
+PROGRAM = """#!{python} -SE
+import json, os, socket, sys
+if sys.argv[1:2] == ["serve"]:  # a process that is looked for, and is sent signals
+    os.execv({rollyard!r}, [{rollyard!r}, *sys.argv[1:]])
+read, write = os.pipe()
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+    asking.connect({path!r})
+    socket.send_fds(asking, [json.dumps({{"words": sys.argv[1:], "env": dict(os.environ)}}).encode()], [0, 1, 2, write])
+os.close(write)
+sys.exit(int(os.read(read, 8) or 1))
+"""
+
+
+@contextlib.contextmanager
+def as_program(folder: Path) -> Iterator[Path]:
+    """Write a program `rollyard` for the PATH of scripts that run in the repository's root; return its folder."""
+    path, program = folder / "commands.socket", folder / "rollyard"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        ours = str(Path(sys.executable).with_name("rollyard"))
+        program.write_text(PROGRAM.format(python=sys.executable, rollyard=ours, path=str(path)))
+        program.chmod(0o755)
+        passing = threading.Thread(target=_pass_on, args=(listening,))
+        passing.start()
+        try:
+            yield folder
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            passing.join()
+
+
+def _pass_on(listening: socket.socket) -> None:
+    """Pass the requests of programs to the forking process, until the socket is shut down."""
+    with contextlib.suppress(OSError):
+        while True:
+            asked, _ = listening.accept()
+            with asked:
+                request, fds, _, _ = socket.recv_fds(asked, MOST_INPUT, 4)
+                socket.send_fds(_forking()[0], [request], fds)
+                for fd in fds:
+                    os.close(fd)
 
 
 def _read_all(fds: list[int], seconds: float) -> list[bytes]:

@@ -30,8 +30,9 @@ class ForkedTrainers:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def run(self, module: str, *words: object, home: Path, processes: int = 1) -> str:
-        """Run `python -m module words`, several as torchrun does. Return what they print, or fail with its end."""
+    def run(self, module: str, *words: object, home: Path, processes: int = 1, code: int = 0) -> str:
+        """Run `python -m module words`, several as torchrun does. Return what they print, or fail with its end if they end
+        with another exit code."""
         order = {"module": module, "words": [str(word) for word in words], "home": str(home), "processes": processes}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -39,7 +40,7 @@ class ForkedTrainers:
         self._process.stdin.flush()
         codes, text = self._process.stdout.readline(), (home / "trainer.txt").read_text()
         assert codes, "the process that imports TRL has ended"
-        assert json.loads(codes) == [0] * processes, text[-4000:]
+        assert json.loads(codes) == [code] * processes, text[-4000:]
         return text
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Artifact, Message, Score
-from rollyard.trajectory import Turn
+from rollyard.tasks.base import Evaluation, Message, Score
+from rollyard.trajectory import Artifact
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\ngated_scoring = {__name__}:GatedScoring\n"
@@ -36,9 +35,7 @@ class GatedHandler:
         await _gate(task, "RUN")
         return {}
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
         await _gate(task, "EVAL")
         return Score(1.0)
 
@@ -56,9 +53,8 @@ class GatedScoring(GatedHandler):
 
     eval_needs_sandbox = True
 
-    async def evaluate(
-        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
-    ) -> Score:
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
+        sandbox = evaluation.sandbox
         assert sandbox is not None
         await sandbox.write_file("reward", b"0.5")
         await _gate(task, "EVAL")

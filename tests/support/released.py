@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def environment(project: str, version: str, python: str) -> Path:
             install = ["-m", "pip", "install", "--quiet", "--no-deps", "--ignore-requires-python"]
             install += ["--cache-dir", str(CACHE / "pip")]
             subprocess.run([made / "bin" / "python", *install, "-r", LOCKS / f"{project}-{version}.txt"], check=True)
+            (made / "complete").touch()
+    return made
+
+
+def unpacked(project: str, version: str) -> Path:
+    """Return a folder with the files of the list's packages, which no Python has installed."""
+    folder = CACHE / project
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / version
+    with (folder / f"{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "complete").exists():
+            shutil.rmtree(made, ignore_errors=True)
+            install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--ignore-requires-python"]
+            install += ["--cache-dir", str(CACHE / "pip"), "--target", str(made)]
+            subprocess.run([sys.executable, *install, "-r", str(LOCKS / f"{project}-{version}.txt")], check=True)
             (made / "complete").touch()
     return made
 

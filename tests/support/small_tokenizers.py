@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.support.template_families import Family
@@ -97,6 +98,15 @@ SHAPES: dict[str, Callable[[], Tokenizer]] = {
 
 LOSSLESS = {"byte-level BPE", "digits BPE"}
 """Shapes that decode exactly the encoded text; the others lose white space, letters or the ▁ of special tokens."""
+
+
+def with_shapes(names: Iterable[str]) -> list[Any]:
+    """Pair names with shapes, for `parametrize`: each with the first shape and with one other, and long with the rest."""
+    return [
+        pytest.param(shape, name, marks=[] if place in (0, 1 + number % (len(SHAPES) - 1)) else [pytest.mark.long])
+        for number, name in enumerate(names)
+        for place, shape in enumerate(SHAPES)
+    ]
 
 
 @cache

@@ -30,7 +30,7 @@ from rollyard.trainers.trl import (
     task_dataset,
 )
 
-STEPS, GROUP = 3, 4
+STEPS, GROUP = 2, 4
 SAMPLING = Sampling(temperature=1.0, max_tokens=100)
 Record = Callable[..., None]
 

@@ -17,9 +17,6 @@ import pytest
 
 from rollyard.core.aio import running
 from rollyard.core.tls_server import stop_tls_server
-from rollyard.engine.embedded.kv_cache import KVCache
-from rollyard.engine.embedded.model import Model, Span
-from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
@@ -28,12 +25,12 @@ from rollyard.engine.weights.engine_control import EngineControl
 from rollyard.engine.weights.source import WeightsSource, with_weights
 from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.model_folder.model_config import read_config
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
 from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
+from tests.support.reference_model import reference_model
 from tests.support.until import until
 
 TOKEN = "proxy-token"
@@ -172,17 +169,15 @@ async def yard(
 def recomputed(answer: Answer, before: Path, after: Path, boundary: int | None = None) -> list[float]:
     """Compute the logprobs if `before` made all tokens up to the boundary and `after` continued with its keys and values."""
     at = answer.boundary if boundary is None else boundary
-    config = read_config(before)
-    length = len(answer.prompt) + len(answer.ids)
-    models = [Model(config, load_weights(folder, config), length) for folder in (before, after)]
-    cache = KVCache(config, 1, length)
-    slot, _ = cache.acquire(answer.prompt)
-    span, logprobs = Span(slot, 0, answer.prompt), []
-    for i, token in enumerate(answer.ids):
-        logits = models[i >= at].forward([span], cache)[0].astype(np.float64)
-        logprobs.append(float(logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum())))
-        span = Span(slot, span.end, [token])
-    return logprobs
+    first = len(answer.prompt) - 1
+    fed, split = [*answer.prompt, *answer.ids[:-1]], first + at if at > 0 else 0
+    tables, cache = [], None
+    for folder, ids in ((before, fed[:split]), (after, fed[split:])):
+        if ids:
+            table, cache = reference_model(folder).logprobs(ids, cache)
+            tables.append(table)
+    found: list[float] = np.concatenate(tables)[np.arange(first, len(fed)), answer.ids].tolist()
+    return found
 
 
 def furthest(answer: Answer, computed: Sequence[float]) -> float:

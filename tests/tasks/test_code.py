@@ -16,7 +16,7 @@ import pytest
 from rollyard.core.errors import Invalid, SandboxStartFailed
 from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Score
+from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.code import CodeHandler
 from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import encode
@@ -43,7 +43,7 @@ def task(cases: list[dict[str, str]] = SQUARES, **more: Any) -> Task:
 
 
 async def score(sandbox: Sandbox, solution: str, of: Task | None = None) -> Score:
-    return await HANDLER.evaluate(of or task(), {"solution": solution}, sandbox, [], SECONDS)
+    return await HANDLER.evaluate(of or task(), Evaluation({"solution": solution}, [], SECONDS, sandbox))
 
 
 async def test_a_right_solution_gets_its_reward(sandbox: Sandbox) -> None:
@@ -132,7 +132,7 @@ async def test_the_expected_values_are_nowhere_in_the_sandbox(sandbox: Sandbox) 
 async def test_a_missing_file_scores_nothing_and_says_so(sandbox: Sandbox) -> None:
     of = task()
     assert await HANDLER.collect(of, sandbox) == {}
-    found = await HANDLER.evaluate(of, {}, sandbox, [], SECONDS)
+    found = await HANDLER.evaluate(of, Evaluation({}, [], SECONDS, sandbox))
     why = "there is no solution: /workspace/s.py is missing, too large, or not text in UTF-8"
     assert found == Score(0.0, {"passed": 0.0, "cases": 2.0, "missing_file": 1.0}, [why])
     await sandbox.bash("mkdir /workspace/s.py", 10)
@@ -218,11 +218,14 @@ FORGED = {
 HONEST = "def f(n):\n    return n * n\n"
 
 
-@pytest.mark.parametrize(("call", "solution"), FORGED.items(), ids=FORGED.keys())
-async def test_a_case_that_compares_cannot_be_forged(sandbox: Sandbox, call: str, solution: str) -> None:
-    of = task([{"call": call, "expect": "True"}])
-    assert (await score(sandbox, solution, of)).reward == 0.0
-    assert await score(sandbox, HONEST, of) == Score(1.0, {"passed": 1.0, "cases": 1.0}, ["every case passed (1)"])
+async def test_a_case_that_compares_cannot_be_forged(sandbox: Sandbox) -> None:
+    for call, solution in FORGED.items():
+        found = await score(sandbox, solution, task([{"call": call, "expect": "True"}]))
+        assert found.reward == 0.0, call
+    every, count = task([{"call": call, "expect": "True"} for call in FORGED]), len(FORGED)
+    assert await score(sandbox, HONEST, every) == Score(
+        1.0, {"passed": float(count), "cases": float(count)}, [f"every case passed ({count})"]
+    )
 
 
 async def test_long_values_that_are_compared_outside_fit_into_the_results(sandbox: Sandbox) -> None:

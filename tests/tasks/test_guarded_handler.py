@@ -17,7 +17,7 @@ from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, SandboxLost,
 from rollyard.kinds.rollout import MAX_NOTES_CHARS, Stage, Task
 from rollyard.node.failure_status import failed_outcome
 from rollyard.tasks import installed_handlers
-from rollyard.tasks.base import Score
+from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tasks.installed_handlers import load_handlers
 from rollyard.trajectory import Turn
@@ -49,10 +49,13 @@ class Handler:
     async def init(self, task: Task, sandbox: Any) -> Any:
         return self._answer("init", None)
 
-    async def collect(self, task: Task, sandbox: Any) -> Any:
-        return self._answer("collect", {"a": "b"})
+    async def solve(self, task: Task, sandbox: Any) -> Any:
+        self._answer("solve", None)
 
-    async def evaluate(self, task: Task, artifact: Any, sandbox: Any, turns: Any, seconds: float) -> Any:
+    async def collect(self, task: Task, sandbox: Any) -> Any:
+        return self._answer("collect", {"a": "b", "raw": b"\xff"})
+
+    async def evaluate(self, task: Task, evaluation: Any) -> Any:
         return self._answer("evaluate", Score(1.0))
 
 
@@ -75,8 +78,9 @@ CALLS: dict[str, Callable[[GuardedHandler], Any]] = {
     "tools": lambda h: h.tools(TASK),
     "prompt": lambda h: h.prompt(TASK),
     "init": lambda h: h.init(TASK, SANDBOX),
+    "solve": lambda h: h.solve(TASK, SANDBOX),
     "collect": lambda h: h.collect(TASK, SANDBOX),
-    "evaluate": lambda h: h.evaluate(TASK, {}, None, [], 1.0),
+    "evaluate": lambda h: h.evaluate(TASK, Evaluation({}, [], 1.0)),
 }
 
 
@@ -142,12 +146,13 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
         ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
         ("prompt", [{"content": "?"}]), ("prompt", [{"role": "user", "content": "\ud800"}]),
         ("prompt", [{"role": "user", "content": b"raw"}]),
-        ("collect", b"raw"), ("collect", {"a": b"raw"}), ("collect", {"a": "\ud800"}),
+        ("collect", b"raw"), ("collect", {"a": bytearray(b"raw")}), ("collect", {"a": "\ud800"}),
         ("evaluate", 1.0), ("evaluate", Score(float("nan"))), ("evaluate", Score(float("inf"))),
         ("evaluate", Score(cast(Any, "1"))), ("evaluate", Score(cast(Any, None))),
         ("evaluate", Score(1.0, {"m": float("nan")})), ("evaluate", Score(1.0, cast(Any, [1]))),
         ("evaluate", Score(10**400)), ("evaluate", Score(cast(Any, Decimal("sNaN")))), ("evaluate", Score(1.0, {"m": 10**400})),
         ("evaluate", Score(1.0, {}, "why")), ("evaluate", Score(1.0, {}, cast(Any, [1]))),
+        ("evaluate", Score(1.0, parts={"style": float("inf")})), ("evaluate", Score(1.0, parts=cast(Any, [1]))),
         ("evaluate", Score(1.0, {"\ud800": 1.0})), ("evaluate", Score(1.0, {f"metric{i}": 1.0 for i in range(5_000)})),
     ],
 )  # fmt: skip
@@ -180,6 +185,21 @@ async def test_an_answer_that_fails_when_it_is_looked_at_is_the_handlers_too(nam
         await call(name, **{name: wrong})
 
 
+async def test_a_kind_without_reference_solutions_says_how_to_have_them() -> None:
+    class Unsolved(Handler):
+        solve: Any = None
+
+    with pytest.raises(TaskError, match="give its handler a method `async def solve"):
+        await GuardedHandler("quiz", Unsolved()).solve(TASK, SANDBOX)
+
+
+async def test_a_score_keeps_the_parts_of_its_reward() -> None:
+    assert (await call("evaluate", evaluate=Score(1.0, parts={"tests": 1, "style": 0.5}))).parts == {
+        "tests": 1.0,
+        "style": 0.5,
+    }
+
+
 async def test_notes_are_cut_to_their_limit_and_made_storable() -> None:
     found = await call("evaluate", evaluate=Score(0.0, {}, ["half \ud800", "x" * 5_000, "more"]))
     assert found.notes[0] == "half \\ud800"
@@ -190,16 +210,16 @@ async def test_notes_are_cut_to_their_limit_and_made_storable() -> None:
 
 async def test_what_evaluate_does_to_the_turns_does_not_reach_the_trajectory() -> None:
     class Meddling(Handler):
-        async def evaluate(self, task: Task, artifact: Any, sandbox: Any, turns: Any, seconds: float) -> Any:
-            turns[0].tool_results.append("\ud800")
-            turns[0].tool_calls[0]["arguments"] = object()
-            turns.append(None)
+        async def evaluate(self, task: Task, evaluation: Any) -> Any:
+            evaluation.turns[0].tool_results.append("\ud800")
+            evaluation.turns[0].tool_calls[0]["arguments"] = object()
+            evaluation.turns.append(None)
             return Score(1.0)
 
     call = {"name": "bash", "arguments": {"command": "true"}}
     turns = [Turn(segment=0, prompt_length=1, response_length=1, text="", finish_reason="stop", tool_calls=[call])]
     before = [turn.model_dump_json() for turn in turns]
-    await GuardedHandler("quiz", Meddling()).evaluate(TASK, {}, None, turns, 1.0)
+    await GuardedHandler("quiz", Meddling()).evaluate(TASK, Evaluation({}, turns, 1.0))
     assert [turn.model_dump_json() for turn in turns] == before
 
 

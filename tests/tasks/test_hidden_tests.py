@@ -13,6 +13,7 @@ from rollyard.kinds.rollout import Task
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.tasks.base import Evaluation
 from rollyard.tasks.code import CodeHandler
 from tests.support.until import until
 
@@ -57,7 +58,7 @@ async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxe
         artifact = await handler.collect(TASK, run)
     assert spies() == []
     async with await sandboxes.start(SPEC) as fresh:
-        score = await handler.evaluate(TASK, artifact, fresh, [], 60.0)
+        score = await handler.evaluate(TASK, Evaluation(artifact, [], 60.0, fresh))
         assert score.reward == 1.0
         seen = await fresh.bash("cat /dev/shm/seen /workspace/s.py; ls /workspace", 10)
         assert "No such file" in seen.output

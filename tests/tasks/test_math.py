@@ -13,7 +13,7 @@ import pytest
 
 from rollyard.core.errors import TaskError
 from rollyard.kinds.rollout import Task
-from rollyard.tasks.base import Score
+from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 from rollyard.tasks.scoring.checker_pool import CheckerPool
 from rollyard.trajectory import Turn
@@ -45,7 +45,7 @@ def turn(text: str) -> Turn:
 
 
 async def score(handler: MathHandler, reference: str, answer: str) -> Score:
-    return await handler.evaluate(task(reference), {}, None, [turn(f"So \\boxed{{{answer}}}.")], 60.0)
+    return await handler.evaluate(task(reference), Evaluation({}, [turn(f"So \\boxed{{{answer}}}.")], 60.0))
 
 
 async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handler: MathHandler) -> None:
@@ -100,7 +100,7 @@ async def test_a_reference_that_needs_too_much_memory_is_the_tasks_fault(
 
 async def test_without_an_answer_nothing_is_asked(handler: MathHandler) -> None:
     for turns in ([], [turn("It is 42.")], [turn("\\boxed{42}"), turn("I am not sure.")]):
-        found = await handler.evaluate(task("42"), {}, None, turns, 60.0)
+        found = await handler.evaluate(task("42"), Evaluation({}, turns, 60.0))
         assert (found.reward, found.metrics) == (0.0, {"answered": 0.0})
         assert found.notes == ["no answer found: the last turn has no whole \\boxed{...}"]
 

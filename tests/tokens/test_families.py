@@ -23,7 +23,7 @@ from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import ToolCall, parser_for
 from tests.support import make
-from tests.support.small_tokenizers import LOSSLESS, SHAPES, fitted
+from tests.support.small_tokenizers import LOSSLESS, SHAPES, fitted, with_shapes
 from tests.support.template_families import FAMILIES, Call, Family, Said
 
 TURNS = 28
@@ -169,9 +169,12 @@ async def converse(family: Family, sampler: Sampler, lossless: bool, sample: Sam
     return len(record.said)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_no_token_drifts_and_the_prefix_breaks_by_the_rule(shape: str, family: Family) -> None:
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+@pytest.mark.parametrize(("shape", "name"), with_shapes(BY_NAME))
+async def test_no_token_drifts_and_the_prefix_breaks_by_the_rule(shape: str, name: str) -> None:
+    family = BY_NAME[name]
     tokenizer = fitted(shape, family)
     template = ChatTemplate(tokenizer, tokenizer.convert_tokens_to_ids(family.stops))
     sampler = Sampler(family, template, len(tokenizer), random.Random(f"{shape}/{family.name}"))

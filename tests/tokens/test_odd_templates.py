@@ -11,7 +11,7 @@ from rollyard.core.errors import TaskError, TemplateUnusable
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import BreakCause, Conversation
 from tests.support.odd_templates import ODD, UNUSABLE, WITHOUT_RESULTS, chatml, of_assistants
-from tests.support.small_tokenizers import SHAPES, fitted
+from tests.support.small_tokenizers import fitted, with_shapes
 from tests.support.template_families import CHATML_TOKENS, Family
 from tests.support.template_trial import tried
 
@@ -30,8 +30,7 @@ def conversation_of(template: str, shape: str = "byte-level BPE") -> tuple[ChatT
     return made_of, Conversation(made_of, [{"role": "user", "content": "Hello"}])
 
 
-@pytest.mark.parametrize("name", ODD)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "name"), with_shapes(ODD))
 def test_every_prompt_is_the_template_rendered_whole(shape: str, name: str) -> None:
     """Word for word where the tokenizer gives texts back as they were; the others keep ids and prefixes."""
     tokenizer = made(shape, ODD[name])

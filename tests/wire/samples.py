@@ -5,9 +5,9 @@ from __future__ import annotations
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.rollout import AgentSpec, Budgets, ForkPoint, RolloutError, Sampling, Stage, Status, Task
-from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.rollout_pool import RoleLimits, Stages
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
-from rollyard.trajectory import Outcome, Segment, Timings, Turn
+from rollyard.trajectory import Outcome, RoleCall, Segment, Timings, Turn
 from rollyard.wire import node
 from rollyard.wire.attach import (
     Acknowledge,
@@ -124,6 +124,7 @@ LEASE = Lease(
         extra={"watermarking": False},
     ),
     budgets=Budgets(init_seconds=1.0, run_seconds=2.0, eval_seconds=3.0, context_tokens=512, keep_failed_seconds=60.0),
+    roles={"judge": RoleLimits(max_calls=3, max_tokens=1000, seconds=60.0, retries=2)},
     endpoints={"policy": ENDPOINT},
 )
 FORKED = LEASE.model_copy(
@@ -139,7 +140,25 @@ OUTCOME = Outcome(
     reward=1.0,
     harness_output="done",
     cut_short="RUN's budget of 60 s ended",
+    role_calls=[
+        RoleCall(
+            role="judge",
+            stage=Stage.EVAL,
+            purpose="control",
+            ending="answered",
+            digest="a1b2",
+            prompt_tokens=2,
+            completion_tokens=1,
+            prompt_ids=[1, 2],
+            token_ids=[3],
+            text="1",
+            weights_versions=["v3"],
+            endpoint="judge-0",
+            seconds=0.5,
+        )
+    ],
     metrics={"exact": 1.0},
+    parts={"tests": 1.0},
     notes=["all 2 cases passed"],
     segments=[
         Segment(
@@ -179,6 +198,7 @@ IMAGE_FAULT = ImageFault(
     permanent=True,
     pulling=True,
     default=True,
+    evaluator=True,
     registry_down=True,
 )
 SAMPLES = (
@@ -269,6 +289,7 @@ SAMPLES = (
         reward=1.0,
         error=ERROR,
         metrics={"exact": 1.0},
+        parts={"tests": 1.0},
         notes=["equal"],
         endpoint="policy-0",
         turns=1,

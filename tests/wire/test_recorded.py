@@ -82,7 +82,7 @@ def read(name: str, told: Any) -> BaseModel:
 
 STRICT = {"agent", "sampling", "budgets", "task", "artifact", "extras"}
 """Parts that stay as they are: a user's request is read strictly, and some mappings take any key."""
-MAPPINGS = {"widths", "endpoints", "failed_kinds", "metrics", "timings", "breaks", "tool_calls"}
+MAPPINGS = {"widths", "endpoints", "roles", "failed_kinds", "parts", "metrics", "timings", "breaks", "tool_calls"}
 
 
 def grown(told: Any) -> Any:

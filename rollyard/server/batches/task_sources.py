@@ -17,8 +17,8 @@ import pydantic
 
 from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.batch import SourceRef
+from rollyard.kinds.installed_task_fields import check_task
 from rollyard.kinds.rollout import Task
-from rollyard.kinds.task_fields import check_task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 
 log = logging.getLogger(__name__)

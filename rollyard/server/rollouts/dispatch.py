@@ -12,13 +12,13 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage
-from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.rollout_pool import POLICY_ROLE, RoleLimits, RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.grant_round import MAX_PER_GRANT, GrantedLease, NodeAgentRoom, Round
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions
+from rollyard.server.routing.staleness import ServedVersions
 from rollyard.store.rollout_store import RolloutStore
 from rollyard.wire.node import Grant, Lease
 
@@ -114,12 +114,12 @@ class Dispatcher:
                 self._leases.add(g.record)
             if own:
                 node_agent.grants += 1
-                node_agent.send(Grant(leases=[_lease(g) for g in own]))
+                node_agent.send(Grant(leases=[_lease(g, pool.spec.role_limits) for g in own]))
         if len(granted) >= MAX_PER_GRANT:
             self.wake(key)
 
 
-def _lease(granted: GrantedLease) -> Lease:
+def _lease(granted: GrantedLease, roles: dict[str, RoleLimits]) -> Lease:
     record = granted.record
     request = RolloutRequest.model_validate_json(record.request)
     return Lease(
@@ -134,4 +134,5 @@ def _lease(granted: GrantedLease) -> Lease:
         sampling=request.sampling,
         budgets=request.budgets,
         endpoints=dict(granted.endpoints),
+        roles=roles,
     )

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rollyard.kinds.rollout import RolloutRequest, Stage
-from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
+from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool, Stages
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.history import LeaseChoice
 from rollyard.server.rollouts.missing_image import tried
 from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst
-from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
+from rollyard.server.routing.staleness import ServedVersions, allowed_versions
 from rollyard.store.base import GroupVersions, RolloutRecord
 from rollyard.store.rollout_transaction import Transaction
 from rollyard.wire.endpoint import Endpoint
@@ -162,7 +162,7 @@ class Round:
                 versions = self._versions(record) if stage is Stage.INIT else None
                 if versions == frozenset():
                     continue  # the rollout may use only weights versions that no endpoint offers now
-                if stage is Stage.INIT and self._image(record) in self._tried:
+                if stage is Stage.INIT and not self._tried.isdisjoint(self._images(record)):
                     continue  # another rollout tries the image
                 yield record, versions
             if len(page) < limit:
@@ -180,7 +180,8 @@ class Round:
                 if (least := min(fitting, key=lambda room: room.held, default=None)) is not None:
                     least.reserved = True
             return None
-        ready = [room for room in able if self._image(record) in room.node_agent.ready_images]
+        images = self._images(record)
+        ready = [room for room in able if images and room.node_agent.ready_images.issuperset(images)]
         room = max(ready or able, key=lambda room: room.free[stage])
         usual = "MostRoom" if len(ready) in (0, len(able)) else "HasImage"
         why = "Exclusive" if is_suspect(record) else usual if len(able) > 1 else "OnlyOne"
@@ -215,7 +216,7 @@ class Round:
         if record.stage is Stage.INIT:
             if record.group is not None:
                 self._mates[record.group] = endpoints
-            if (missing := self._due.get(self._image(record))) is not None:
+            for missing in (self._due[image] for image in self._images(record) if image in self._due):
                 self._tried.add(missing.image)
                 self._tx.put_missing_image(tried(missing, self._now))
         agent, who = room.node_agent, room.node_agent.identity
@@ -232,8 +233,8 @@ class Round:
     def _default_image(self) -> str:
         return self._pool.spec.sandbox.default_image or ""
 
-    def _image(self, record: RolloutRecord) -> str:
-        return record.image or self._default_image
+    def _images(self, record: RolloutRecord) -> list[str]:
+        return record.images(self._default_image)
 
     def _versions(self, record: RolloutRecord) -> frozenset[str] | None:
         grouped = record.group is not None and record.weights is not None and record.weights.same

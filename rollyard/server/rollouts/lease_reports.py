@@ -49,17 +49,19 @@ def run_report(run: Upload, holder_uid: str, now: float) -> Report:
 
 
 def result_report(header: ResultHeader, blob: bytes | None, holder_uid: str, max_attempts: int, now: float) -> Report:
-    """`blob`: the tokens; None if RUN has stored them, or if there are none."""
+    """`blob`: the tokens, which replace those of RUN; None if RUN has stored all that there is, or if there are none."""
     ref, status = header.lease, Status(header.status)
     summary: dict[str, Any] = {
         **header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls,
-        "metrics": header.metrics, "notes": header.notes,
+        "parts": header.parts, "metrics": header.metrics, "notes": header.notes,
     }  # fmt: skip
 
     def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
         record = held_record(tx, ref, holder_uid)
         check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
         result = tx.add_blob(blob) if blob is not None else None
+        if result is not None and record.result is not None:
+            tx.drop_blob(record.result)
         event = Finished(
             now, ref.fence, status, header.reward, header.error, result, max_attempts, header.sampled, summary
         )

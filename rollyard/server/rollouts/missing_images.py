@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
@@ -70,7 +71,10 @@ class MissingImages:
             if stored:
                 tx.put_missing_image(missing)
             image = "" if fault.default else fault.image
-            covered = stored and (image or sandbox.default_image) == fault.image and record.stage is not Stage.EVAL
+            named = replace(record, eval_image=image) if fault.evaluator else replace(record, image=image)
+            covered = (
+                stored and fault.image in named.images(sandbox.default_image or "") and record.stage is not Stage.EVAL
+            )
             alone_until = now + FIRST_SECONDS if fault.pulling else missing.until  # nothing ends this wait earlier
             ends_at = max(record.created_at, missing.since) + sandbox.images.give_up_after_seconds
             event = ImageMissing(
@@ -78,6 +82,7 @@ class MissingImages:
                 fence=ref.fence,
                 message=fault.message,
                 image=image,
+                evaluator=fault.evaluator,
                 not_before=now if covered else alone_until,
                 ends_at=float("inf") if fault.pulling else ends_at,
             )

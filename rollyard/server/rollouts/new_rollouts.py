@@ -11,7 +11,6 @@ from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
-from rollyard.kinds.task_fields import image_field
 from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store.base import QueueRanks, RolloutRecord
 from rollyard.store.rollout_transaction import Transaction
@@ -33,7 +32,10 @@ def expand(
     if len(body) > MAX_TASK_BYTES:
         raise too_large(len(body))
     text = single.model_dump_json(exclude_defaults=True)  # a new field in a later release then changes no digest
-    image = normal_form(image_field(request.task.fields))[:MAX_IMAGE_CHARS]
+    task = request.task
+    image, eval_image = (
+        normal_form(name)[:MAX_IMAGE_CHARS] if name else "" for name in (task.image, task.evaluator_image)
+    )
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
@@ -56,6 +58,8 @@ def expand(
                 min_weights_version=request.min_weights_version,
                 weights=request.weights,
                 image=image,
+                eval_image=eval_image if eval_image != image else "",
+                metadata=task.metadata,
             )
         )
     return records

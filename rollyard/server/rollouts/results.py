@@ -8,10 +8,10 @@ from typing import Any
 
 import zstandard
 
-from rollyard.core.errors import Invalid, TooLarge
+from rollyard.core.errors import Invalid, NotFound, TooLarge
 from rollyard.kinds.base import Reason
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Stage, Status
-from rollyard.store.base import RolloutRecord
+from rollyard.store.base import RolloutRecord, StoredSnapshot
 from rollyard.trajectory import Outcome
 from rollyard.trajectory.columns import Columns, columns_of, decode
 from rollyard.trajectory.frames import unframed
@@ -81,6 +81,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         weights_version=record.weights_version,
         outdated=record.outdated,
         waiting=waiting,
+        metadata=dict(record.metadata),
         artifact="Kept" if record.artifact is not None else "Deleted" if record.artifact_deleted else None,
     )
 
@@ -112,6 +113,7 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "mode": record.mode,
         "status": record.status.value,
         "reward": record.reward,
+        "parts": summary.get("parts", {}) if record.status.scored else {},
         "metrics": summary.get("metrics", {}) if record.status.scored else {},
         "notes": summary.get("notes", []) if record.status.scored else [],
         "task": request.task.model_dump(),
@@ -122,9 +124,22 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "error": record.error.model_dump(mode="json") if record.error else None,
         "harness_output": outcome.get("harness_output"),
         "cut_short": outcome.get("cut_short"),
+        "role_calls": outcome.get("role_calls", []),
     }
 
 
 def turns(frame: bytes) -> list[dict[str, Any]]:
     """Return the turns of a stored outcome as JSON objects. Input: a zstd frame."""
     return decode(decompress(frame)).turns()
+
+
+def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: str) -> StoredSnapshot:
+    """Return the snapshot with an archive. Raises NotFound, with the reason if there is none."""
+    found = next((one for one in stored if str(one.about.turn) == turn), None)
+    if found is None:
+        turns = ", ".join(str(one.about.turn) for one in stored if one.blob is not None)
+        there = f"there are snapshots after turns {turns}" if turns else "`agent.snapshots` of its request decides"
+        raise NotFound(f"rollout {record.id!r} has no snapshot after turn {turn}; {there}")
+    if found.blob is None:
+        raise NotFound(f"rollout {record.id!r} has no snapshot after turn {turn}: {found.about.error}")
+    return found

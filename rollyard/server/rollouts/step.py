@@ -126,7 +126,7 @@ class Finished:
     reward: float | None
     error: RolloutError | None
     result: BlobRef | None
-    """The tokens, if RUN has stored none."""
+    """The tokens, if RUN has stored none, or if there is more to store with them."""
     max_attempts: int
     sampled: int
     """Number of sampled tokens that the result contains."""
@@ -153,11 +153,12 @@ class ImageMissing:
     message: str
     """Sentence that names the image."""
     image: str
-    """New value of `RolloutRecord.image`."""
+    """New value of `RolloutRecord.image`, or of `eval_image` if `evaluator` is true."""
     not_before: float
     """Time before which the rollout is not granted (Unix seconds), apart from the wait of all rollouts of its image."""
     ends_at: float
     """Unix seconds. From this time on the rollout does not wait for the image; it ends."""
+    evaluator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +410,8 @@ def _wait_for_image(record: RolloutRecord, event: ImageMissing) -> tuple[Rollout
     if record.stage is Stage.INIT:
         record = replace(record, endpoints={})  # no model server has seen its prompt
     queued, effects = _requeue(record, event.at, event.not_before, history)
+    if event.evaluator:
+        return replace(queued, attempt=record.attempt, eval_image=event.image), effects
     return replace(queued, attempt=record.attempt, image=event.image), effects
 
 

@@ -14,7 +14,7 @@ from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, Stage, Status
-from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
+from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit
 from rollyard.server.rollouts.grant_round import needed_seconds
@@ -35,7 +35,7 @@ from rollyard.server.rollouts.pool_shortage import (
     time_text,
 )
 from rollyard.server.rollouts.step import is_suspect
-from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions, why_waiting
+from rollyard.server.routing.staleness import ServedVersions, allowed_versions, why_waiting
 from rollyard.store.base import GroupVersions, MissingImage, RolloutRecord
 from rollyard.wire.node import IMAGE_REASON
 
@@ -178,9 +178,8 @@ def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    image = record.image or view.pool.spec.sandbox.default_image or ""
-    missing = view.missing_images.get(image)
-    if missing is None or record.stage is Stage.EVAL or (missing.trying and not missing.failures):
+    missing = next((one for one in _missing_images(record, view) if one.failures or not one.trying), None)
+    if missing is None:
         return None
     if missing.trying:
         return WaitReason(f"{missing.message}; a node agent tries it again now", missing.since)
@@ -193,11 +192,17 @@ def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def _image_pulled(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    image = record.image or view.pool.spec.sandbox.default_image or ""
-    missing = view.missing_images.get(image)
-    if missing is None or record.stage is Stage.EVAL or missing.failures or missing.until <= view.now:
-        return None
-    return WaitReason(f"a node of RolloutPool {view.name} pulls the image {image}")
+    for missing in _missing_images(record, view):
+        if not missing.failures and missing.until > view.now:
+            return WaitReason(f"a node of RolloutPool {view.name} pulls the image {missing.image}")
+    return None
+
+
+def _missing_images(record: RolloutRecord, view: QueueView) -> list[MissingImage]:
+    if record.stage is Stage.EVAL:
+        return []
+    images = record.images(view.pool.spec.sandbox.default_image or "")
+    return [view.missing_images[image] for image in images if image in view.missing_images]
 
 
 def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 
 from rollyard.kinds.failure_table import WEIGHTS_GONE, WEIGHTS_STALE, Ending
 from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.store.base import GroupVersions, RolloutRecord, VersionBound
 from rollyard.wire.endpoint import Endpoint
 
-POLICY_ROLE = "policy"
-"""Role of the model from which an agent samples."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 

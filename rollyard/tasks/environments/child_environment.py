@@ -10,7 +10,7 @@ import sys
 from typing import Self
 
 from rollyard.core.errors import NodeFault, TaskError
-from rollyard.kinds.task_fields import EnvTask
+from rollyard.kinds.env_task import EnvTask
 from rollyard.tasks.environments.driver_environment import MAX_LINE_BYTES, PROGRAM, DriverEnvironment
 
 

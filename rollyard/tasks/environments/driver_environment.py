@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import HandlerFailed, NodeFault, RollyardError
-from rollyard.kinds.task_fields import EnvTask
+from rollyard.kinds.env_task import EnvTask
 from rollyard.tasks.base import Environment, Reply
 from rollyard.tasks.environments import driver
 from rollyard.trajectory import Turn

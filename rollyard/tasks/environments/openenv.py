@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from rollyard.core.errors import HandlerFailed, NodeFault, connection_failure_text
-from rollyard.kinds.task_fields import EnvTask
+from rollyard.kinds.env_task import EnvTask
 from rollyard.tasks.base import Environment, Reply
 from rollyard.tasks.environments.driver_environment import answer_within
 from rollyard.trajectory import Turn

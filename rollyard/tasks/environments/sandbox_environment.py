@@ -12,7 +12,7 @@ from typing import Self
 
 from rollyard.core.aio import end_tasks
 from rollyard.core.errors import NodeFault, RollyardError, TaskError
-from rollyard.kinds.task_fields import EnvTask
+from rollyard.kinds.env_task import EnvTask
 from rollyard.sandbox.base import CommandResult
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE

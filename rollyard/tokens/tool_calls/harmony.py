@@ -112,6 +112,8 @@ def _read(recipient: str, text: str, body: int | None) -> tuple[ToolCall, int]:
     name = recipient.removeprefix(PREFIX)
     if not name or name == recipient:
         raise MalformedCall(f"the recipient must be {PREFIX}NAME, not {recipient}")
+    if body == len(text):
+        raise MalformedCall("the arguments are missing")
     end = ENDS.match(text, body)
     if end is not None:
         return ToolCall(name, {}), end.end()

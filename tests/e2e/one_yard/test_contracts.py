@@ -43,11 +43,11 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(90)]
 @pytest_asyncio.fixture(loop_scope="package", scope="module")
 async def ended(served: tuple[Yard, AsyncClient]) -> list[Trajectory]:
     yard, client = served
-    return await yard.gather(client, await client.submit(requests(4, 4, n=2, prefix="shared")))
+    return await yard.gather(client, await client.submit(requests(2, 2, n=2, prefix="shared")))
 
 
 async def test_every_rollout_is_scored_and_says_where_its_time_went(ended: list[Trajectory]) -> None:
-    assert len(ended) == 16
+    assert len(ended) == 8
     assert all(t.status.scored for t in ended)
     assert sum(t.reward or 0 for t in ended) / len(ended) >= 0.5
     for t in ended:
@@ -67,7 +67,7 @@ async def test_node_agents_upload_columns(served: tuple[Yard, AsyncClient], ende
 
 async def test_recomputed_logprobs_agree_and_the_ids_are_the_engines_own(ended: list[Trajectory]) -> None:
     tokenizer, off = Tokenizer.from_file(str(MODEL / "tokenizer.json")), differences(ended, MODEL)
-    assert len(off) >= 250
+    assert len(off) >= 100
     assert max(off) < 0.02
     for trajectory in ended:
         # The turns, for people, are what the sampled ids say.
@@ -94,7 +94,7 @@ async def test_a_stream_resumes_after_its_cursor(served: tuple[Yard, AsyncClient
     async with asyncio.timeout(60):
         async for cursor, trajectory in client.stream():
             seen.append((cursor, trajectory.id))
-            if len(seen) == 10:
+            if len(seen) == 8:
                 break
         async for cursor, trajectory in client.stream(after=seen[4][0]):
             assert (cursor, trajectory.id) == seen[5]
@@ -130,11 +130,11 @@ async def test_an_agents_own_hog_and_loop_are_tool_results() -> None:
     runtime, spec = await asyncio.to_thread(find_runtime), SandboxSpec(image=None, limits=limits)
     async with SandboxFactory(runtime) as sandboxes, await sandboxes.start(spec) as sandbox:
         tools = Tools(["bash", "ipython"], sandbox, 2.0)
-        assert "MemoryError" in await tools.call("ipython", {"code": "x = bytearray(8 << 30)"})
-        assert "timed out" in await tools.call("bash", {"command": "while :; do :; done"})
-        assert "timed out" in await tools.call("ipython", {"code": "while True: pass"})
-        assert await tools.call("bash", {"command": "echo still here"}) == "still here"
-        assert "no tool" in await tools.call("editor", {})
+        assert "MemoryError" in (await tools.call("ipython", {"code": "x = bytearray(8 << 30)"})).text
+        assert "timed out" in (await tools.call("bash", {"command": "while :; do :; done"})).text
+        assert "timed out" in (await tools.call("ipython", {"code": "while True: pass"})).text
+        assert (await tools.call("bash", {"command": "echo still here"})).text == "still here"
+        assert "no tool" in (await tools.call("editor", {})).text
 
 
 async def test_a_missing_folder_holds_its_own_rollouts_until_it_is_there(

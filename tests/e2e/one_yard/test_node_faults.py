@@ -87,7 +87,7 @@ def _request(name: str, prefix: str, image: str | None) -> RolloutRequest:
         "pool": "demo",
         "task": task,
         "agent": {"type": "command", "command": line},
-        "budgets": {"eval_seconds": 20} if name == "eval-frozen" else {},
+        "budgets": {"eval_seconds": 60} if name == "eval-frozen" else {},
     }
     return RolloutRequest.model_validate(body)
 

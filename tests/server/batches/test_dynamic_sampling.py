@@ -10,7 +10,7 @@ from bench.dynamic_sampling import CARRY, DISCARD, PASS, PLAIN, figures, stream_
 from simulation.batches import Figures, Load, Tasks, request, run_stream
 
 LOAD = Load("short", 64, 1.0, 0.6, (0.35, 0.35), tasks=250, target=16)
-SEED, BATCHES = 1, 45
+SEED, BATCHES = 1, 30
 
 
 @cache
@@ -20,7 +20,7 @@ def found(rule: str) -> Figures:
 
 @cache
 def stream(bound: int) -> Figures:
-    return stream_figures(LOAD, bound, SEED, steps=30)
+    return stream_figures(LOAD, bound, SEED, steps=20)
 
 
 def test_carried_batches_take_the_time_of_the_floor() -> None:

@@ -22,8 +22,8 @@ SENTENCE = f"the image {BAD} cannot be used now: the registry r.example has no b
 FAULT = ImageFault(image=BAD, message=SENTENCE, permanent=True)
 
 
-def request(id: str, image: str | None = None) -> RolloutRequest:
-    task = {"kind": "math", "problem": "?", "answer": "1", **({"image": image} if image else {})}
+def request(id: str, image: str | None = None, evaluator: dict[str, str] | None = None) -> RolloutRequest:
+    task = {"kind": "math", "problem": "?", "answer": "1", "image": image, "evaluator": evaluator}
     return RolloutRequest.model_validate({"id": id, "pool": "swe", "task": task})
 
 
@@ -80,6 +80,40 @@ async def test_the_rollouts_of_a_missing_image_wait_and_the_others_pass_them(yar
     assert (missing.image, missing.failures, missing.message) == (BAD, 1, SENTENCE)
     assert await yard.rollouts.queued(KEY) == {Stage.INIT: 5}
     assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 0}, "more workers would not help"
+
+
+async def test_a_rollout_waits_for_the_image_of_its_evaluator_before_it_begins(yard: Yard) -> None:
+    """Its agent would work for nothing otherwise."""
+    fault = FAULT.model_copy(update={"evaluator": True})
+    requests = [request(f"eval-{i}", GOOD, {"image": BAD}) for i in range(3)]
+    await submit(yard, *requests, request("good", GOOD), request("both", GOOD, {"image": GOOD}))
+    node = yard.node()
+    await yard.parts.image_prefetcher.prefetch(KEY)
+    assert prefetched(node) == [[GOOD, BAD]]
+    assert await granted(yard, node, 1) == ["eval-0"]
+    record = await give_back(yard, node, "eval-0", fault)
+    assert (record.image, record.eval_image, record.attempt) == (GOOD, BAD, 1)
+    assert await granted(yard, node, 9) == ["good", "both"]
+    assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 0}
+    assert await yard.store.rollouts.images_needed() == {GOOD, BAD}
+    (missing,) = await missing_images_of(yard)
+    yard.clock.turn(missing.until - yard.clock.time() + 0.01)
+    assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 1}, "one may try"
+    assert await granted(yard, node, 9) == ["eval-0"]
+    await yard.parts.images.report(node.agent, ImageChanges(ready=[BAD]))
+    assert await granted(yard, node, 9) == ["eval-1", "eval-2"]
+
+
+async def test_a_rollout_whose_evaluator_has_no_image_for_too_long_ends_with_the_sentence(yard: Yard) -> None:
+    await submit(yard, request("eval", None, {"image": BAD}))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["eval"]
+    await give_back(yard, node, "eval", FAULT.model_copy(update={"evaluator": True}))
+    yard.clock.turn(3601.0)
+    assert await yard.parts.images.give_up() == 1
+    record = await yard.rollouts.get("default", "eval")
+    assert record.error is not None
+    assert (record.error.reason, record.error.message) == ("ImageUnavailable", SENTENCE)
 
 
 async def test_one_rollout_tries_the_image_again_and_the_others_wait_for_its_outcome(yard: Yard) -> None:

@@ -71,10 +71,9 @@ def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, 
 
 
 def missing(**more: Any) -> MissingImage:
-    given = {"since": NOW - 3600, "until": NOW + 9} | more
-    return MissingImage(
-        PoolKey("default", "swe"), "docker://r/a:1", "the image docker://r/a:1 cannot be used now: no", **given
-    )
+    given = {"image": "docker://r/a:1", "since": NOW - 3600, "until": NOW + 9} | more
+    message = "the image docker://r/a:1 cannot be used now: no"
+    return MissingImage(PoolKey("default", "swe"), message=message, **given)
 
 
 SERVING = ModelSupply("policy", "policy", inference_pool(), ready=1, count_with_room=1)
@@ -253,10 +252,15 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "ImagePulled", {},
         {
-            "missing_images": {"docker://r.example/a:1": missing(trying=True)},
+            "missing_images": {"docker://r.example/a:1": missing(trying=True, image="docker://r.example/a:1")},
             "pool": rollout_pool(sandbox={"defaultImage": "docker://r.example/a:1"}),
         },
         f"a node of RolloutPool swe pulls the image docker://r.example/a:1 {SINCE_QUEUED}",
+    ),
+    (
+        "ImagePulled", {"image": "docker://r/b:1", "eval_image": "docker://r/a:1"},
+        {"missing_images": {"docker://r/a:1": missing(trying=True)}},
+        f"a node of RolloutPool swe pulls the image docker://r/a:1 {SINCE_QUEUED}",
     ),
     ("InQueue", {}, {"places": {Stage.INIT: {7: 12}}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (

@@ -10,7 +10,7 @@ import pytest
 from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, TaskError
 from rollyard.kinds.rollout import Task
 from rollyard.tasks import env
-from rollyard.tasks.base import Reply, Score
+from rollyard.tasks.base import Evaluation, Reply, Score
 from rollyard.tasks.environments.child_environment import ChildEnvironment
 from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.trajectory import Turn
@@ -133,5 +133,5 @@ def test_a_wrong_task_is_told_what_it_can_say(fields: dict[str, Any], message: s
 
 async def test_the_score_is_the_sum_of_the_turns_rewards() -> None:
     turns = [turn("a").model_copy(update={"observation": "b", "reward": r}) for r in (0.5, None, -0.25)]
-    score = await env.EnvHandler().evaluate(task("Sums"), {}, None, [*turns, turn("cut")], 1.0)
+    score = await env.EnvHandler().evaluate(task("Sums"), Evaluation({}, [*turns, turn("cut")], 1.0))
     assert score == Score(0.25, {"steps": 3.0}, ["the sum of the rewards of 3 replies of the environment"])

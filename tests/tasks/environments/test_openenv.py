@@ -11,7 +11,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from rollyard.core.errors import HandlerFailed, NodeFault
-from rollyard.kinds.task_fields import EnvTask
+from rollyard.kinds.env_task import EnvTask
 from rollyard.tasks.base import Reply
 from rollyard.tasks.environments.openenv import OpenEnvironment
 from rollyard.trajectory import Turn

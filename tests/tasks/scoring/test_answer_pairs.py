@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from math_verify import parse, verify
-from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig
 
 from rollyard.tasks.scoring.math_answers import judge_answer
 
@@ -23,11 +21,6 @@ REFUSED = {("1000000", "10^6"), ("1.5", "1,5"), ("(0,1)", r"0<x \text{ and } x<1
 """Right answers that the checker refuses."""
 REWARDED: set[tuple[str, str]] = set()
 """Wrong answers that the checker rewards."""
-EXTRACTION = [
-    LatexExtractionConfig(),
-    ExprExtractionConfig(),
-    StringExtractionConfig(strings=("A", "B", "C", "D", "E", "F", "G", "H", "I", "J")),
-]
 
 
 class Pair(NamedTuple):
@@ -51,7 +44,10 @@ def ours(reference: str, answer: str) -> bool:
 
 
 def theirs(reference: str, answer: str) -> bool:
-    boxed = [parse(rf"\boxed{{{text}}}", extraction_config=EXTRACTION) for text in (reference, answer)]
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
+
+    extraction = [LatexExtractionConfig(), ExprExtractionConfig(), StringExtractionConfig(strings=tuple("ABCDEFGHIJ"))]
+    boxed = [parse(rf"\boxed{{{text}}}", extraction_config=extraction) for text in (reference, answer)]
     return bool(verify(*boxed))
 
 

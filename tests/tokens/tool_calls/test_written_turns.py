@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from rollyard.tasks.tool_schemas import malformed_call_result
+from rollyard.tasks.tool_results import malformed_call_result
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, parser_for

@@ -1,0 +1,71 @@
+"""Specs of the sandboxes of RUN and EVAL: what the pool gives, and what the task asks for in EVAL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rollyard.core.errors import TaskError
+from rollyard.images.named_image import named_image
+from rollyard.kinds.installed_task_fields import check_task
+from rollyard.kinds.rollout import Task
+from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task_evaluator import TaskEvaluator
+from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.kinds.values.image_reference import ImageReference
+from rollyard.kinds.values.quantity import size_bytes
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.tasks.guarded_handler import GuardedHandler
+
+EVAL_DISK_BYTES = 16 << 20
+"""Bytes that an EVAL with the agent's files has beyond the limit. An agent may have filled its disk, and the evaluator writes
+files too."""
+
+
+@dataclass(frozen=True)
+class SandboxSpecs:
+    run: SandboxSpec
+    eval: SandboxSpec
+    eval_seconds: float
+    """The pool's time for EVAL, or the task's if that is shorter."""
+
+    @property
+    def eval_has_own_image(self) -> bool:
+        return self.eval.image != self.run.image
+
+
+def sandbox_specs(
+    task: Task, handler: GuardedHandler, pool: SandboxTemplate, stages: Stages, default: ImageReference | None
+) -> SandboxSpecs:
+    """Check the task's fields, and return the specs. `default`: the pool's default image.
+
+    Raises Invalid for wrong fields and for an evaluator that needs more than the pool has, TaskError for one that the handler
+    cannot have, and ImageNotFound.
+    """
+    fields, seconds = check_task(task), float(stages.eval.timeout_seconds)
+    image = named_image(fields.image) if fields.image else default
+    run = _spec(pool, image)
+    evaluator = fields.evaluator or TaskEvaluator()
+    evaluator.check(pool, seconds)
+    own_sandbox = evaluator != TaskEvaluator(seconds=evaluator.seconds)
+    if own_sandbox and not handler.eval_needs_sandbox:
+        raise TaskError(
+            f"EVAL of task kind {task.kind!r} has no sandbox; of `evaluator` leave out everything but `seconds`"
+        )
+    evaluated = _spec(evaluator.template(pool), named_image(evaluator.image) if evaluator.image else image)
+    if handler.eval_from_snapshot(task):
+        if evaluated.image != image:
+            raise TaskError("EVAL begins with the agent's files, so it needs RUN's image; leave out `evaluator.image`")
+        disk = evaluated.limits.disk_bytes + EVAL_DISK_BYTES
+        evaluated = replace(evaluated, limits=replace(evaluated.limits, disk_bytes=disk))
+    return SandboxSpecs(run, evaluated, min(seconds, evaluator.seconds or seconds))
+
+
+def _spec(pool: SandboxTemplate, image: ImageReference | None) -> SandboxSpec:
+    return SandboxSpec(
+        image=image,
+        limits=Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk)),
+        host_network=pool.host_network,
+        allowed_hosts=tuple(map(HostPattern.parse, pool.allowed_hosts)),
+        gpus=pool.gpus,
+    )

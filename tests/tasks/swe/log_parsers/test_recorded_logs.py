@@ -1,0 +1,203 @@
+"""Logs that real runners wrote about small suites (`suites/` has those of some), and the statuses that the suites have.
+
+In most suites a test prints a forged pass of another one, so that the expected statuses also show what is not believed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import UnknownParser
+from rollyard.tasks.swe.log_parsers.family_names import FAMILIES, own_name
+from rollyard.tasks.swe.log_parsers.parser_choice import NAMES, parse_log
+from rollyard.tasks.swe.log_parsers.status import LogStatus
+
+RECORDED = Path(__file__).with_name("recorded")
+EXPECTED: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+for row in (RECORDED / "expected.tsv").read_text().splitlines():
+    recorded, parser, status, test = row.split("\t")
+    EXPECTED[recorded, parser][test] = status
+
+
+def log(name: str) -> str:
+    return (RECORDED / f"{name}.log").read_text()
+
+
+@pytest.mark.parametrize(("recorded", "parser"), EXPECTED)
+def test_a_recorded_log_has_the_statuses_of_its_suite(recorded: str, parser: str) -> None:
+    assert parse_log(parser, log(recorded)) == EXPECTED[recorded, parser]
+
+
+@pytest.mark.parametrize("form", ["pytest-v", "pytest-xdist", "pytest-color", "pytest-q", "pytest-s", "pytest-6"])
+def test_all_forms_of_pytests_output_give_the_same_passed_tests(form: str) -> None:
+    def passed(name: str) -> set[str]:
+        return {test for test, status in parse_log("pytest", log(name)).items() if status is LogStatus.PASSED}
+
+    assert passed(form) == passed("pytest-rA")
+
+
+LINES: list[tuple[str, str, str, str, str | None]] = [
+    (
+        "redis",
+        "[ok]: SORT in speed (12 ms)\n"
+        "[err]: LPOP in tests/list.tcl\n"
+        "[skip]: slow",
+        "SORT in speed", "LPOP", "slow",
+    ),
+    ("automake", "PASS: one\nFAIL: two\nSKIP: three", "one", "two", "three"),
+    (
+        "micropython",
+        "pass  basics/one.py\n"
+        "FAIL  basics/two.py\n"
+        "skip  basics/three.py",
+        "basics/one.py", "basics/two.py", "basics/three.py",
+    ),
+    ("ant", "    [junit] [PASS] one(a.B)\n    [junit] [FAIL] two(a.B)", "one(a.B)", "two(a.B)", None),
+    ("bracketed", "[PASSED] a b\n[FAILED] c", "a b", "c", None),
+    ("dotnet", "  Passed A.B(x: 1) [3 ms]\n  Failed A.C [1 s]\n  Skipped A.D", "A.B(x: 1)", "A.C", "A.D"),
+    (
+        "xctest",
+        "Test Case 'A.one' passed (0.1 seconds)\n"
+        "Test Case 'A.two' failed (0.1 seconds)",
+        "A.one", "A.two", None,
+    ),
+    (
+        "exunit",
+        "  * test one (0.1ms) [L#3]\n"
+        "  * test two [L#5]\n"
+        "  1) test two (ATest)\n"
+        "  * test three (skipped) [L#7]",
+        "one", "two", "three",
+    ),
+    ("rspec-lines", "a does - b - passed\nc - failed\nd - pending", "a does - b", "c", "d"),
+    (
+        "cucumber",
+        "features/a.feature ....\n"
+        "features/b.feature ..F-",
+        "features/a.feature", "features/b.feature", None,
+    ),
+    (
+        "minitest",
+        "T#test_: A should do. = 0.00 s = .\n"
+        "T#test_b = 0.01 s = F\n"
+        "T#test_c = 0.00 s = S",
+        "T#test_: A should do", "T#test_b", "T#test_c",
+    ),
+    (
+        "gradle",
+        "a.B > one PASSED\n"
+        "a.B > two()\n"
+        "warning\n"
+        "FAILED\n"
+        "a.B > three SKIPPED",
+        "a.B > one", "a.B > two()", "a.B > three",
+    ),
+    (
+        "karma",
+        "Starting browser Chrome\n"
+        "\n"
+        "  A\n"
+        "    inner\n"
+        "      ✔ one\n"
+        "    ✖ two\n"
+        "SUMMARY:\n"
+        "  ✔ 1 test",
+        "A > inner > one", "A > two", None,
+    ),
+    (
+        "maven-methods",
+        "[INFO] one -- Time elapsed: 0.001 s\n"
+        "[ERROR] two -- Time elapsed: 0.1 s <<< FAILURE!",
+        "one", "two", None,
+    ),
+    (
+        "maven-methods",
+        "one(a.B)  Time elapsed: 0.001 sec\n"
+        "two(a.B)  Time elapsed: 0.1 sec  <<< FAILURE!",
+        "a.B.one", "a.B.two", None,
+    ),
+    (
+        "maven-runs",
+        "+ mvn test -Dtest=a.B#one\n"
+        "+ mvn test -Dtest=a.B#two\n"
+        "[INFO] BUILD SUCCESS\n"
+        "[INFO] BUILD FAILURE",
+        "a.B#one", "a.B#two", None,
+    ),
+    (
+        "maven-classes",
+        "[INFO] Running a.One\n"
+        "[INFO] Tests run: 2, Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 0.1 s -- in a.One\n"
+        "[ERROR] Tests run: 2, Failures: 1, Errors: 0, Skipped: 0, Time elapsed: 0.1 s <<< FAILURE! -- in a.Two\n"
+        "Running a.Three\n"
+        "Tests run: 1, Failures: 0, Errors: 0, Skipped: 1, Time elapsed: 0 sec",
+        "a.One", "a.Two", "a.Three",
+    ),
+    (
+        "cargo-nextest",
+        "    PASS [   0.003s] shop tests::one\n"
+        "    FAIL [   0.004s] (2/3) shop::whole two",
+        "shop tests::one", "shop::whole two", None,
+    ),
+    (
+        "doctest-xml",
+        '<doctest><TestCase name="a">'
+        '<SubCase name="one"><Expression success="true"/></SubCase>'
+        '<SubCase name="two"><Expression success="false"/></SubCase></TestCase></doctest>',
+        "a > one", "a > two", None,
+    ),
+    (
+        "junit-xml-spaced",
+        "<testsuite>"
+        '<testcase classname="a" name="one"/>'
+        '<testcase classname="a" name="two"><error/></testcase></testsuite>',
+        "a one", "a two", None,
+    ),
+    (
+        "junit-xml-method-first",
+        "<testsuite>"
+        '<testcase classname="a" name="one"/>'
+        '<testcase classname="a" name="two"><failure/></testcase></testsuite>',
+        "one (a)", "two (a)", None,
+    ),
+    *(
+        (name, "=== short test summary info ===\nPASSED r2e_tests/a.py::A::b\nFAILED r2e_tests/a.py::c - no", passed, "c", None)
+        for name, passed in (("r2e", "A::b"), ("r2e-dotted", "A.b"))
+    ),
+    ("symbols", "✔ [chrome]: one (3ms)\n✖ two\n○ three", "one", "two", "three"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parser", "text", "passed", "failed", "skipped"), LINES)
+def test_a_line_of_a_runner_that_was_not_recorded(
+    parser: str, text: str, passed: str, failed: str, skipped: str | None
+) -> None:
+    statuses = parse_log(parser, text)
+    assert statuses[passed] is LogStatus.PASSED
+    assert statuses[failed] in (LogStatus.FAILED, LogStatus.ERROR)
+    assert skipped is None or statuses[skipped] is LogStatus.SKIPPED
+
+
+def test_each_parser_has_a_test() -> None:
+    tested = {parser for _, parser in EXPECTED} | {parser for parser, *_ in LINES}
+    assert set(NAMES) - tested == {"pytest-matplotlib"}  # it differs by two words from pytest-word
+    summary = "=== short test summary info ===\nPASSED a.py::t[MouseButton.LEFT x]\n=== 1 passed in 0.1s ==="
+    assert parse_log("pytest-matplotlib", summary) == {"a.py::t[1": LogStatus.PASSED}
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_one_can_choose() -> None:
+    with pytest.raises(UnknownParser, match=r"go-json.*pytest-word.*or write a parser script"):
+        parse_log("parse_log_pytest", "")
+
+
+def test_names_of_families_lead_to_a_parser_or_are_refused() -> None:
+    assert all(ours in NAMES for names in FAMILIES.values() for ours in names.values())
+    assert own_name("swebench", "parse_log_scikit") == "pytest"
+    assert own_name("swe-rebench", "parse_log_pytest_v2") == "pytest-word", "the same name, and other names of tests"
+    assert own_name("swebench", "parse_log_jekyll", "jekyll__jekyll-8761") == "cucumber"
+    for family, name in [("swebench", "parse_log_eslint"), ("swebench", "parse_log_jekyll"), ("swe-gym", "x")]:
+        with pytest.raises(UnknownParser):
+            own_name(family, name)
