@@ -351,7 +351,7 @@ class SnapshotRefused(SnapshotUnusable):
 
 
 class UnknownParser(TaskError):
-    """No parser of test logs has this name."""
+    ending = "TaskError"
 
 
 class NothingSampled(TaskError):

@@ -16,7 +16,7 @@ from rollyard.kinds.task_fields import TaskFields
 Path = Annotated[str, Field(min_length=1, max_length=4000)]
 """Path in the sandbox. A relative path begins in the repository."""
 Pattern = Annotated[str, Field(min_length=1, max_length=1000)]
-"""Pattern for paths of the repository, as in .gitignore: `docs/` is a folder of this name in any folder, `/docs` only the one at
+"""Pattern for paths of the repository, as in .gitignore: `docs/` is a folder of this name anywhere, `/docs` only the one at
 the top, `*.cfg` a file in any folder, and `**` any number of folders."""
 TestName = Annotated[str, Field(min_length=1)]
 
@@ -44,14 +44,15 @@ class SweTask(TaskFields):
     """Repository in an image. The agent changes it, and tests score the change in a fresh sandbox of the same image."""
 
     statement: str = Field(min_length=1)
-    """What to do: the text of the issue. It is the user's message."""
+    """Text of the issue, which says what to do. It is the user's message."""
     system: str | None = None
     """System prompt. Default: one that explains the tools and the end."""
 
     repository: str = Field(default="/testbed", pattern=r"^/.*[^/]$")
     """Absolute path of the repository in the image. Commands start here."""
     base_commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{7,64}$")
-    """Commit that is checked out before anything else. Default: what the image has checked out, with its changes."""
+    """Commit that is checked out before anything else, unless the image has it checked out, with changes of its own or without.
+    Default: what the image has checked out."""
     setup: str | None = None
     """Bash script that completes the image, run in the repository before the agent starts, and again before the evaluation."""
     hidden: list[Path] = []
@@ -62,7 +63,7 @@ class SweTask(TaskFields):
     seconds: float = Field(default=1800.0, gt=0)
     """Longest time of one run of `script`. EVAL's time limit is the upper bound."""
     log_parser: str | None = None
-    """Name of the parser of the output. `rollyard tasks import swe --help` lists the names."""
+    """Name of the parser of the output, such as pytest, unittest, go-json, cargo or jest."""
     parser_script: str | None = None
     """Python program in place of `log_parser`. It gets three arguments: the files with the output and with the errors of
     `script`, and the JSON file that it must write: `{"tests": [{"name": ..., "status": ...}]}`, or an object of name to
@@ -110,3 +111,8 @@ class SweTask(TaskFields):
     def inside(self, path: str) -> str:
         """Return the absolute form of a path that may begin in the repository."""
         return posixpath.normpath(posixpath.join(self.repository, path))
+
+    def relative(self, path: str) -> str:
+        """Return the path from the repository, or the absolute path of a file that is elsewhere."""
+        found = posixpath.relpath(self.inside(path), self.repository)
+        return self.inside(path) if found.split("/")[0] == ".." else found

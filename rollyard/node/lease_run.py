@@ -443,7 +443,16 @@ class LeaseRun:
         fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim(self._pinned)))
         if handler.eval_from_snapshot(task):
             await self._eval_files.restore(fresh, self._node.uploads, self.ref)
-        score = await handler.evaluate(task, replace(evaluation, sandbox=fresh))
+
+        @contextlib.asynccontextmanager
+        async def another() -> AsyncIterator[Sandbox]:
+            async with await self._node.sandboxes.claim(self._specs.eval, pinned=self._pinned) as sandbox:
+                if handler.eval_from_snapshot(task):
+                    await self._eval_files.restore(sandbox, self._node.uploads, self.ref)
+                yield sandbox
+                await self._check_node(sandbox)
+
+        score = await handler.evaluate(task, replace(evaluation, sandbox=fresh, another=another))
         await self._check_node(fresh)
         return score
 

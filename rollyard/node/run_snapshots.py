@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Self
+from typing import Any, Self
 
 from rollyard.core.aio import end_tasks
 from rollyard.core.errors import Invalid, TooLarge
@@ -69,7 +69,7 @@ class RunSnapshots:
 
     async def _take(self, turn: int, eval_files: EvalFiles | None = None) -> None:
         header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.image.fingerprint)
-        limits: dict[str, int] = {"most_compressed": MAX_SNAPSHOT_BYTES}
+        limits: dict[str, Any] = {"most_compressed": MAX_SNAPSHOT_BYTES}
         if eval_files is not None:  # a sandbox whose disk is full has names, modes and holes beside its bytes
             limits = {"limit_bytes": EVAL_ARCHIVES * self._sandbox.spec.limits.disk_bytes}
         try:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollyard.sandbox.base import Limits
     from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
-    from rollyard.sandbox.snapshot import SandboxSnapshot
+    from rollyard.sandbox.snapshot import SandboxSnapshot, SnapshotPart
     from rollyard.sandbox.standalone import open_sandbox
 
-__all__ = ["Limits", "Sandbox", "SandboxFactory", "SandboxSnapshot", "open_sandbox"]
+__all__ = ["Limits", "Sandbox", "SandboxFactory", "SandboxSnapshot", "SnapshotPart", "open_sandbox"]
 
 
 _MODULES = {
@@ -24,6 +24,7 @@ _MODULES = {
     "Sandbox": "sandbox",
     "SandboxFactory": "sandbox",
     "SandboxSnapshot": "snapshot",
+    "SnapshotPart": "snapshot",
     "open_sandbox": "standalone",
 }
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -53,6 +53,7 @@ from rollyard.sandbox.snapshot import (
     ArchivePipe,
     PipeEnd,
     SandboxSnapshot,
+    SnapshotPart,
     compress,
     decompress,
     nameless_file,
@@ -201,19 +202,24 @@ class Sandbox:
         _raise_refusal(reply, path)
 
     async def snapshot(
-        self, limit_bytes: int | None = None, folder: Path | None = None, most_compressed: int | None = None
+        self,
+        limit_bytes: int | None = None,
+        folder: Path | None = None,
+        most_compressed: int | None = None,
+        part: SnapshotPart | None = None,
     ) -> SandboxSnapshot:
         """Save the files that were changed since the sandbox started, also those that it was started with. Processes and
         the memory of bash and IPython are not saved. The caller must close the snapshot.
 
         `limit_bytes`: greatest length of the archive before it is compressed; default: the sandbox's disk. `folder`:
         folder on the disk that gets the file, which has no name. `most_compressed`: greatest
-        length of this file. Raises TooLarge and OSError.
+        length of this file. `part`: a folder of the sandbox, in place of all files. Raises TooLarge and OSError.
         """
         limit, file = limit_bytes or self.spec.limits.disk_bytes, nameless_file(folder)
+        header = {"op": "snapshot", "limit": limit, "part": asdict(part) if part is not None else None}
         try:
             reply, (sha256, size, before) = await self._through_pipe(
-                {"op": "snapshot", "limit": limit}, lambda end: compress(end, file, most_compressed), reads=True
+                header, lambda end: compress(end, file, most_compressed), reads=True
             )
             if "too_large" in reply:
                 raise TooLarge(

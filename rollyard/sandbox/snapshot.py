@@ -14,7 +14,7 @@ import os
 import select
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,22 @@ _MAX_WINDOW = 8 << 20
 
 
 @dataclass(frozen=True)
+class SnapshotPart:
+    """A folder, to which a snapshot is limited. Paths in its archive begin in the folder, and its first entry is the folder;
+    there is none if the folder is gone."""
+
+    folder: str
+    names: Sequence[str] = ()
+    """Names of files and folders that count as unchanged, wherever they are."""
+    endings: Sequence[str] = ()
+    """Endings of such names."""
+    marks: Sequence[str] = ()
+    """Names of files by which a folder that has one counts as unchanged."""
+    largest: int = 1 << 62
+    """Greatest length of a file in bytes. Longer ones are left out, and count as unchanged."""
+
+
+@dataclass(frozen=True)
 class SandboxSnapshot:
     """A snapshot in a file without a name, which is gone when it is closed or when this process dies."""
 
@@ -48,7 +64,7 @@ class SandboxSnapshot:
     """Length before the compression."""
     files: int
     left_out: tuple[str, ...] = ()
-    """Names of sockets, devices and files that could not be read; at most ten."""
+    """Names of sockets, devices, files that could not be read and files that are too large; at most ten."""
     left_out_count: int = 0
 
     def read(self) -> bytes:

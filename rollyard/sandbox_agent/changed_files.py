@@ -16,7 +16,8 @@ from rollyard.sandbox_agent.incremental_tar import ChangedFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
 
     from rollyard.sandbox_agent.incremental_tar import Extent
     from rollyard.sandbox_agent.mounts import Mounts
@@ -40,11 +41,39 @@ class TooManyChanges(Exception):
     """The archive would be longer than the limit, or a folder has too many files. `str()` is the end of a sentence."""
 
 
+class Part:
+    """A folder, to which an archive is limited. Paths in the archive begin in the folder."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        folder = os.fsencode(settings["folder"])
+        self.top = os.path.realpath(folder)
+        """The folder, or the one that a link in its place names."""
+        self._names = {os.fsencode(name) for name in settings["names"]}
+        self._endings = tuple(os.fsencode(ending) for ending in settings["endings"])
+        self._marks = {os.fsencode(name) for name in settings["marks"]}
+        self._largest: int = settings["largest"]
+
+    def skips(self, name: bytes) -> bool:
+        """Whether files and folders of this name count as unchanged."""
+        return name in self._names or name.endswith(self._endings)
+
+    def is_marked(self, names: Iterable[bytes]) -> bool:
+        """Whether a folder with these names in it counts as unchanged."""
+        return not self._marks.isdisjoint(names)
+
+    def is_too_large(self, info: os.stat_result) -> bool:
+        return stat.S_ISREG(info.st_mode) and info.st_size > self._largest
+
+
 class ChangeArchive:
     """Writes the archive. Files that change meanwhile may be saved half changed."""
 
-    def __init__(self, mounts: Mounts, since_ns: int, write: Callable[[bytes], object], limit: int) -> None:
-        """`limit`: greatest length of the archive in bytes."""
+    def __init__(
+        self, mounts: Mounts, since_ns: int, write: Callable[[bytes], object], limit: int, part: Part | None = None
+    ) -> None:
+        """`limit`: greatest length of the archive in bytes. `part`: default: the whole sandbox."""
+        self._part = part
+        self._top = part.top if part is not None else b"/"
         self._mounts = mounts
         self._since = since_ns
         self._write = write
@@ -57,21 +86,24 @@ class ChangeArchive:
         """Folders that were made readable, with their own modes."""
         self.files = 0
         self.left_out: list[str] = []
-        """Names of sockets, devices and files that cannot be read, at most ten."""
+        """Names of sockets, devices, files that cannot be read and files that are too large, at most ten."""
         self.left_out_count = 0
 
     def write(self) -> None:
         """Raises TooManyChanges, and the errors of `write`."""
         try:
-            for root, whole in sorted(self._mounts.writable.items()):
-                self._folders(root, whole)
+            if self._part is None:
+                for root, whole in sorted(self._mounts.writable.items()):
+                    self._folders(root, self._is_changed(os.lstat(root), whole), whole)
+            elif os.path.isdir(self._top):
+                self._folders(self._top, True, self._mounts.is_whole(self._top))
             self._put(incremental_tar.END)
         finally:
             for path, mode in self._opened:
                 _chmod(path, mode)
 
-    def _folders(self, root: bytes, whole: bool) -> None:
-        waiting = [(b"", [(root, whole or self._is_changed(os.lstat(root), whole))])]
+    def _folders(self, root: bytes, changed: bool, whole: bool) -> None:
+        waiting = [(b"", [(root, changed)])]
         while waiting:
             above, below = waiting[-1]
             if not below:
@@ -95,13 +127,18 @@ class ChangeArchive:
                 raise TooManyChanges(f"more than {_MOST_OPENED} folders are closed for their owner")
             self._opened.append((path, stat.S_IMODE(info.st_mode)))
             os.chmod(path, stat.S_IMODE(info.st_mode) | 0o700)
-        names = _names(path)
+        names, part = _names(path), self._part
+        if part is not None and path != self._top and part.is_marked(names):
+            return []
         listed: list[tuple[bytes, bytes]] = []
         files: list[bytes] = []
         folders: list[tuple[bytes, bool]] = []
         for name in names:
             child = path.rstrip(b"/") + b"/" + name
             if child in self._mounts.points:
+                continue
+            if part is not None and part.skips(name):
+                listed.append((incremental_tar.KEPT, name))
                 continue
             try:
                 found = os.lstat(child)
@@ -120,11 +157,14 @@ class ChangeArchive:
                 if stat.S_IFMT(found.st_mode) not in _SAVED:
                     self._leave_out(child)
                     continue
-                mark = incremental_tar.WRITTEN
-                files.append(name)
+                if part is not None and part.is_too_large(found):
+                    self._leave_out(child)
+                else:
+                    mark = incremental_tar.WRITTEN
+                    files.append(name)
             listed.append((mark, name))
         if changed:
-            entry = _entry(path, incremental_tar.FOLDER, info)
+            entry = self._entry(path, incremental_tar.FOLDER, info)
             entry.names = listed
             self._put(incremental_tar.encoded(entry))
         for name in files:
@@ -149,14 +189,14 @@ class ChangeArchive:
                 self._links[key] = path
                 self._link_bytes += len(path) + 200
             if first != path:
-                entry = _entry(path, incremental_tar.HARD_LINK, info)
-                entry.link = first[1:]
+                entry = self._entry(path, incremental_tar.HARD_LINK, info)
+                entry.link = self._inside(first)
                 self._put(incremental_tar.encoded(entry))
                 return
         if stat.S_ISREG(info.st_mode):
             self._regular(path, info)
             return
-        entry = _entry(path, incremental_tar.FIFO, info)
+        entry = self._entry(path, incremental_tar.FIFO, info)
         if stat.S_ISLNK(info.st_mode):
             entry.kind, entry.link = incremental_tar.SYMLINK, os.readlink(path)
         self._put(incremental_tar.encoded(entry))
@@ -176,7 +216,7 @@ class ChangeArchive:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 return
-            entry = _entry(path, incremental_tar.FILE, found)
+            entry = self._entry(path, incremental_tar.FILE, found)
             entry.size, entry.extents = found.st_size, ((0, found.st_size),)
             if found.st_blocks * 512 < found.st_size:
                 entry.extents = tuple(_extents(fd, found.st_size))
@@ -194,6 +234,12 @@ class ChangeArchive:
             self._put(data)
             offset += len(data)
             length -= len(data)
+
+    def _entry(self, path: bytes, kind: bytes, info: os.stat_result) -> ChangedFile:
+        return ChangedFile(self._inside(path), kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns)
+
+    def _inside(self, path: bytes) -> bytes:
+        return path[len(self._top) :].lstrip(b"/")
 
     def _put(self, data: bytes) -> None:
         self._left -= len(data)
@@ -227,10 +273,6 @@ def _names(path: bytes) -> list[bytes]:
                     f"{name} has more than {_MOST_NAMES} files, or more than {_MOST_NAME_BYTES} bytes of names"
                 )
     return sorted(names)
-
-
-def _entry(path: bytes, kind: bytes, info: os.stat_result) -> ChangedFile:
-    return ChangedFile(path[1:], kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns)
 
 
 def _is_empty(path: bytes) -> bool:

@@ -36,6 +36,12 @@ class Mounts:
                 point = point.rpartition(b"/")[0] or b"/"
                 self.above.add(point)
 
+    def is_whole(self, path: bytes) -> bool:
+        """Whether everything at `path` is the sandbox's own."""
+        while path not in self.writable and path not in self.points and path != b"/":
+            path = path.rpartition(b"/")[0] or b"/"
+        return self.writable.get(path, False)
+
 
 def read_mounts() -> Mounts:
     with open("/proc/self/mountinfo", "rb") as file:

@@ -178,7 +178,7 @@ class SandboxAgentServer:
     def _snapshot(self, header: Header, body: bytes) -> Reply:
         from rollyard.sandbox_agent.snapshot_calls import write_snapshot
 
-        return write_snapshot(receive_pipe(self._gate, header["pipe"]), self._started, header["limit"]), b""
+        return write_snapshot(receive_pipe(self._gate, header["pipe"]), self._started, header), b""
 
     def _restore(self, header: Header, body: bytes) -> Reply:
         from rollyard.sandbox_agent.snapshot_calls import restore_snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rollyard.sandbox_agent.changed_files import ChangeArchive, TooManyChanges
+from rollyard.sandbox_agent.changed_files import ChangeArchive, Part, TooManyChanges
 from rollyard.sandbox_agent.incremental_tar import BrokenChanges
 from rollyard.sandbox_agent.mounts import read_mounts
 from rollyard.sandbox_agent.restored_files import ChangeRestorer, ImageDiffers, exact_reader
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 _BUFFER = 1 << 18
 
 
-def write_snapshot(pipe: int, since: ClockMark, limit: int) -> Header:
+def write_snapshot(pipe: int, since: ClockMark, header: Header) -> Header:
     """Write the archive of the changed files, of at most `limit` bytes, to the pipe."""
+    part = Part(header["part"]) if header.get("part") else None
     try:
         with os.fdopen(pipe, "wb", _BUFFER) as file:
-            archive = ChangeArchive(read_mounts(), since.ns(), file.write, limit)
+            archive = ChangeArchive(read_mounts(), since.ns(), file.write, header["limit"], part)
             archive.write()
     except TooManyChanges as error:
         return {"too_large": str(error)}

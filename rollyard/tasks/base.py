@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -92,6 +93,9 @@ class Evaluation:
     infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score."""
     sandbox: Sandbox | None = None
     """Fresh sandbox; None unless the handler has `eval_needs_sandbox`."""
+    another: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None
+    """Starts another sandbox like `sandbox`, which ends when the block is left; None without `sandbox`. For work that must not
+    see what ran in `sandbox`. Use one at a time: each takes the room of a rollout."""
     models: RoleModels = NO_MODELS
     """Models by role, such as a judge."""
 

@@ -1,0 +1,177 @@
+"""Handler of the task kind `swe`.
+
+The agent's sandbox gives nothing but a snapshot of the repository's folder. The score comes from fresh sandboxes of the same
+image, in which the tests are put in place and the files of the agent that count are laid over the image's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator
+
+from rollyard.core.errors import StageTimeout, TaskError, TooLarge
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Task
+from rollyard.kinds.swe_task import SweTask
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks import system_prompts
+from rollyard.tasks.base import Evaluation, Message, Score
+from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
+from rollyard.tasks.swe import counted_paths, repository
+from rollyard.tasks.swe.history_scrub import scrub
+from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
+from rollyard.tasks.swe.log_results import ABSENT
+from rollyard.tasks.swe.parser_script import run_parser
+from rollyard.tasks.swe.suspicion import marks
+from rollyard.tasks.swe.test_run import RunLog, run_script
+from rollyard.tasks.swe.verdict import RunStatuses, judge, tests_of
+from rollyard.tasks.swe.working_tree import MOST_BYTES, part_of, read_tree
+from rollyard.trajectory import Artifact
+
+TREE, REFUSED, LEFT_OUT = "tree", "refused", "left_out"
+"""Parts of the artifact: the snapshot, or the reason why there is none; files that are too large, or no files."""
+MAX_TREE_BYTES = MAX_ARTIFACT_BYTES - (64 << 10)
+
+
+class SweHandler:
+    eval_needs_sandbox = True
+
+    def __init__(self) -> None:
+        harmless = (json.dumps({"tests": ["a"], "parser": None}).encode(), b"{}")
+        self._parsers = CheckerPool("rollyard.tasks.swe.log_results", harmless)
+        self._references: dict[str, bool] = {}
+        """Image and task -> whether the tests run with the task's own reference."""
+        self._checking: dict[str, asyncio.Lock] = {}
+
+    async def close(self) -> None:
+        await self._parsers.close()
+
+    def tools(self, task: Task) -> list[str]:
+        _read(task)
+        return ["bash", "editor"]
+
+    def prompt(self, task: Task) -> list[Message]:
+        swe = _read(task)
+        system = swe.system if swe.system is not None else system_prompts.SWE.format(repository=swe.repository)
+        return [{"role": "system", "content": system}, {"role": "user", "content": swe.statement}]
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        swe = _read(task)
+        await scrub(sandbox, await repository.prepare(sandbox, swe), [swe.relative(path) for path in swe.hidden])
+
+    async def solve(self, task: Task, sandbox: Sandbox) -> None:
+        swe = _read(task)
+        if swe.reference_patch is None:
+            raise TaskError("the task has no reference solution: set `reference_patch`")
+        await repository.apply_patch(sandbox, swe, swe.reference_patch, "reference_patch")
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        swe = _read(task)
+        names, endings = counted_paths.closed_names(swe), counted_paths.product_endings(swe)
+        part = part_of(swe.repository, names, endings, counted_paths.MARKS)
+        try:
+            with await sandbox.snapshot(MOST_BYTES, most_compressed=MAX_TREE_BYTES, part=part) as snapshot:
+                left_out = {LEFT_OUT: ", ".join(snapshot.left_out)} if snapshot.left_out else {}
+                return {TREE: await asyncio.to_thread(snapshot.read), **left_out}
+        except TooLarge:
+            limits = f"{MOST_BYTES >> 20} MiB, or {MAX_TREE_BYTES} bytes when they are compressed"
+            return {REFUSED: f"the files that the agent changed in {swe.repository} have more than {limits}"}
+
+    async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
+        swe, artifact, start = _read(task), evaluation.artifact, time.monotonic()
+        if REFUSED in artifact:
+            return Score(0.0, {"refused": 1.0}, [str(artifact[REFUSED])])
+        snapshot = artifact[TREE]
+        assert isinstance(snapshot, bytes)
+        tree = await asyncio.to_thread(read_tree, snapshot)
+        if tree.gone:
+            return Score(0.0, {"repository_gone": 1.0}, [f"the agent left no folder {swe.repository}"])
+        runs: list[RunStatuses] = []
+        log = RunLog(b"")
+        while len(runs) < swe.repeats and not (runs and swe.verdict == "all" and not judge(swe, runs).resolved):
+            left = evaluation.seconds - (time.monotonic() - start)
+            async with _fresh(evaluation, first=not runs) as sandbox:
+                path = await repository.prepare(sandbox, swe)
+                await repository.put_tests(sandbox, swe)
+                found = await repository.lay_over(sandbox, swe, path, tree)
+                log = await run_script(sandbox, path, swe.script, min(swe.seconds, left), apart=swe.log_parser is None)
+                runs.append(await self._result(swe, log, evaluation))
+        verdict, left = judge(swe, runs), evaluation.seconds - (time.monotonic() - start)
+        if not verdict.ran and not await self._reference_runs(swe, evaluation, left):
+            raise TaskError("the tests do not run with the task's own reference either, so there is no verdict")
+        seen = marks(swe, found, verdict, evaluation.turns)
+        notes = [*seen.values(), *verdict.notes]
+        if log.timed_out:
+            notes.insert(0, f"the tests took more than {swe.seconds:g} s, or than EVAL has")
+        if LEFT_OUT in evaluation.artifact:
+            notes.append(f"left out, because they are too large or no files: {evaluation.artifact[LEFT_OUT]!s}")
+        metrics = {
+            "passed": verdict.passed, "tests": len(tests_of(swe)), "runs": len(runs), "timed_out": log.timed_out,
+            "changed_files": len(found.written) + len(found.deleted), "suspicious": verdict.resolved and bool(seen),
+            **dict.fromkeys(seen, 1.0),
+        }  # fmt: skip
+        reward = float(verdict.resolved)
+        return Score(reward, {name: float(value) for name, value in metrics.items()}, notes or ["every test passed"])
+
+    async def _result(self, swe: SweTask, log: RunLog, evaluation: Evaluation) -> RunStatuses:
+        """Return the statuses of the task's tests in a log. A log that cannot be read within the limits has none."""
+        output = log.output
+        if swe.parser_script is not None:
+            async with _fresh(evaluation, first=False) as sandbox:
+                output = await run_parser(sandbox, swe.parser_script, log)
+        job = json.dumps({"tests": tests_of(swe), "parser": swe.log_parser}).encode()
+        try:
+            answer = await self._parsers.ask(job, output)
+        except CheckerKilled:
+            answer = {}
+        return RunStatuses(answer.get("letters", ABSENT * len(tests_of(swe))), answer.get("others", 0))
+
+    async def _reference_runs(self, swe: SweTask, evaluation: Evaluation, seconds: float) -> bool:
+        """Return whether the tests run with the task's reference, or without any change if it has none. It is found out once
+        for an image and a task. Raises StageTimeout."""
+        assert evaluation.sandbox is not None
+        task = f"{evaluation.sandbox.image.fingerprint}\n{swe.model_dump_json()}"
+        key = hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()
+        async with self._checking.setdefault(key, asyncio.Lock()):
+            if key not in self._references:
+                if seconds <= 0:
+                    raise StageTimeout(
+                        "EVAL has no time left to find out whether the tests run with the task's reference"
+                    )
+                self._references[key] = await self._tests_run(swe, evaluation, seconds)
+            return self._references[key]
+
+    async def _tests_run(self, swe: SweTask, evaluation: Evaluation, seconds: float) -> bool:
+        async with _fresh(evaluation, first=False) as sandbox:
+            path = await repository.prepare(sandbox, swe)
+            await repository.put_tests(sandbox, swe)
+            if swe.reference_patch is not None:
+                await repository.apply_patch(sandbox, swe, swe.reference_patch, "reference_patch")
+            log = await run_script(sandbox, path, swe.script, min(swe.seconds, seconds), apart=swe.log_parser is None)
+        ran = (await self._result(swe, log, evaluation)).ran
+        if not ran and log.timed_out and seconds < swe.seconds:
+            raise StageTimeout("EVAL has too little time to find out whether the tests run with the task's reference")
+        return ran
+
+
+def _read(task: Task) -> SweTask:
+    """Raises UnknownParser."""
+    swe = task.fields_as(SweTask)
+    if swe.log_parser is not None:
+        parse_log(swe.log_parser, "")
+    return swe
+
+
+@contextlib.asynccontextmanager
+async def _fresh(evaluation: Evaluation, *, first: bool) -> AsyncIterator[Sandbox]:
+    """Give the sandbox of the evaluation for the first run, and another one for each further run."""
+    assert evaluation.sandbox is not None
+    assert evaluation.another is not None
+    if first:
+        yield evaluation.sandbox
+        return
+    async with evaluation.another() as sandbox:
+        yield sandbox

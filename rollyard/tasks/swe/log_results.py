@@ -1,0 +1,42 @@
+"""Statuses of a task's tests in the log of a run, found in a checker process: code under test may have printed the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rollyard.tasks.scoring.checker_process import serve
+from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
+from rollyard.tasks.swe.observed_tests import ObservedTests
+
+CPU_SECONDS = 60
+MEMORY_BYTES = 4 << 30
+LETTERS = {"PASSED": "P", "XFAIL": "X", "FAILED": "F", "ERROR": "E", "SKIPPED": "S"}
+ABSENT = "-"
+
+
+def statuses(job: bytes, log: bytes) -> dict[str, Any]:
+    """Return a letter for each test that the job names, and the number of other tests. `job` is JSON: `tests`, a list of names,
+    and `parser`, the name of a parser; null: the log is the JSON file of a parser script."""
+    asked = json.loads(job)
+    text = log.decode("utf-8", "replace")
+    found: Mapping[str, str] = parse_log(asked["parser"], text) if asked["parser"] else _of_script(text)
+    observed = ObservedTests(found)
+    letters = "".join(LETTERS.get(observed.status(name) or "", ABSENT) for name in asked["tests"])
+    return {"letters": letters, "others": max(0, len(found) - len(letters.replace(ABSENT, "")))}
+
+
+def _of_script(text: str) -> dict[str, str]:
+    """Return the statuses that a parser script has written; none if it has written something else."""
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict) and isinstance(tests := found.get("tests"), list):
+            return {test["name"]: test["status"].upper() for test in tests}
+        return {name: status.upper() for name, status in found.items()}
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return {}
+
+
+if __name__ == "__main__":
+    serve(statuses, CPU_SECONDS, MEMORY_BYTES)

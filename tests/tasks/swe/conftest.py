@@ -1,0 +1,82 @@
+"""Sandboxes of an image with a repository."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import pytest_asyncio
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.host.removed_folder import remove_folder
+from rollyard.kinds.rollout import Task
+from rollyard.kinds.values.image_reference import parse_image
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.tasks.base import Evaluation, Score
+from rollyard.tasks.swe.handler import SweHandler
+from rollyard.trajectory import Artifact, Turn
+from tests.support.swe_repository import repository_root
+
+LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=128 << 20, processes=64)
+
+
+class Site:
+    """A handler, and fresh sandboxes of one image."""
+
+    def __init__(self, factory: SandboxFactory, root: Path) -> None:
+        self.handler = SweHandler()
+        self._factory = factory
+        self.started = 0
+        """Number of sandboxes so far."""
+        self._spec = SandboxSpec(parse_image(str(root)), LIMITS)
+
+    @contextlib.asynccontextmanager
+    async def fresh(self) -> AsyncIterator[Sandbox]:
+        self.started += 1
+        async with await self._factory.start(self._spec) as sandbox:
+            yield sandbox
+
+    async def worked(self, task: Task, work: str) -> Artifact:
+        """Return the artifact of an agent that runs one command."""
+        async with self.fresh() as sandbox:
+            await self.handler.init(task, sandbox)
+            await sandbox.bash(f"cd /testbed\n{work}", 60)
+            return await self.handler.collect(task, sandbox)
+
+    async def scored(
+        self, task: Task, artifact: Artifact, turns: list[Turn] | None = None, seconds: float = 100
+    ) -> Score:
+        async with self.fresh() as sandbox:
+            evaluation = Evaluation(artifact, turns or [], seconds, sandbox, self.fresh)
+            return await self.handler.evaluate(task, evaluation)
+
+    async def score(self, task: Task, work: str) -> Score:
+        return await self.scored(task, await self.worked(task, work))
+
+
+@pytest.fixture(scope="session")
+def swe_root() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rollyard-test-"))
+    folder.chmod(0o755)
+    yield repository_root(folder / "root")
+    remove_folder(folder)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(request: pytest.FixtureRequest, swe_root: Path) -> AsyncIterator[Site]:
+    """On bubblewrap, or on the runtime that the test names as the fixture's parameter."""
+    name = getattr(request, "param", "bubblewrap")
+    try:
+        runtime = find_runtime(cast(RuntimeName, name))
+    except SandboxStartFailed as error:
+        pytest.skip(f"{name} does not start here: {error}")
+    async with SandboxFactory(runtime) as factory:
+        made = Site(factory, swe_root)
+        yield made
+        await made.handler.close()
