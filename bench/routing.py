@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
@@ -32,6 +31,7 @@ from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from simulation.routing import Fleet, Result, Sim
 from simulation.routing_policies import BASELINES, POLICIES
 from simulation.routing_traces import TRACES
+from tests.support.manual_clock import ManualClock
 
 EQUAL = Fleet((1.0,) * 5)
 MIXED = Fleet((1.0, 1.0, 2.0))

@@ -38,7 +38,7 @@ from rollyard.sandbox.bundled_python import own_python
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
 from rollyard.sandbox.images import default_root
 from rollyard.sandbox.memory_guard.process_memory import descendants
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.warm_sandboxes import WarmSandboxes
 
 LIMITS = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=256 << 20)

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from bench.control_plane import cpu_seconds, null_pool, outcome, started
 from rollyard.client import AsyncClient
@@ -36,12 +37,12 @@ from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.node import agent
 from rollyard.node.agent import NodeAgent
 from rollyard.node.lease_run import LeaseRun
 from rollyard.tasks.base import Handler, Score
 from rollyard.tasks.installed_handlers import load_handlers
 from rollyard.trajectory import RunResult
-from rollyard.wire.node import Lease
 
 MEAN_SECONDS = {Stage.INIT: 10.0, Stage.RUN: 206.0, Stage.EVAL: 40.0}
 SIGMA = {Stage.INIT: 0.1, Stage.RUN: 0.7, Stage.EVAL: 0.5}
@@ -83,7 +84,7 @@ class Tally:
 class _WaitingRun(LeaseRun):
     """Takes a lease through the stages; each stage only waits."""
 
-    tally: Tally
+    tally: ClassVar[Tally]
 
     async def _run(self, handler: Handler) -> RunResult:
         for stage in (Stage.INIT, Stage.RUN):
@@ -104,11 +105,6 @@ class _WaitingNodeAgent(NodeAgent):
     """A node agent whose rollouts only wait."""
 
     tally: Tally
-
-    def _lease_run(self, lease: Lease) -> LeaseRun:
-        work = _WaitingRun(self._node, lease, self._heartbeat_soon)
-        work.tally = self.tally
-        return work
 
     def look(self) -> None:
         """Count busy stage workers."""
@@ -163,6 +159,7 @@ async def measure(node_agents: int, seconds: float, speedup: float) -> Figures:
 async def _measure(
     client: AsyncClient, links: list[tuple[ServerLink, str]], tally: Tally, pid: int, seconds: float
 ) -> Figures:
+    _WaitingRun.tally, agent.LeaseRun = tally, _WaitingRun  # type: ignore[misc]
     async with AsyncExitStack() as stack:
         nodes = []
         for link, job in links:

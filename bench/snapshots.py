@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 SPEC = SandboxSpec(None, Limits(cpus=1, memory_bytes=4 << 30, disk_bytes=1 << 30))
 FILES = {

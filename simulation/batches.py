@@ -154,7 +154,7 @@ class SimulatedPool:
 
         def create(settlement: Settlement) -> None:
             key = settlement.begin(record, self.series)
-            settlement.advance(key, None, Ticked(self.now, self.load.slots))
+            settlement.advance(key, Ticked(self.now, self.load.slots))
 
         self._transact(create)
         return record.key
@@ -164,7 +164,7 @@ class SimulatedPool:
         return [group.staleness or 0 for group in self._tables.delivered if (group.delivery or 0) > after]
 
     def acknowledge(self, key: BatchKey, upto: int) -> None:
-        self._transact(lambda settlement: settlement.advance(key, None, Acknowledged(self.now, upto)))
+        self._transact(lambda settlement: settlement.advance(key, Acknowledged(self.now, upto)))
 
     def end_next(self, until: float = math.inf) -> bool:
         """Go on to the next end of a rollout, or to `until` if this comes first; return whether a rollout ended."""

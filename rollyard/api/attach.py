@@ -23,7 +23,6 @@ from rollyard.core.errors import (
     ApiError,
     BadRequest,
     Conflict,
-    Incompatible,
     Invalid,
     NotFound,
     RequestTimeout,
@@ -181,12 +180,6 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
         raise Unavailable(
             f"the node agent of rollout {id}, on node {record.node}, is not connected now; try again in a few seconds",
             retry_after=5,
-        )
-    if start.kind.value not in agent.attachments:
-        name = agent.identity.allocation
-        raise Incompatible(
-            f"rollout {id} runs in allocation {name}, whose node agent is of an older release, without {start.kind.value}; "
-            f"the pool's next allocations have it, and `rollyard delete allocation {name}` replaces this one now"
         )
     return record, agent, LeaseRef(namespace=record.namespace, id=id, fence=record.fence)
 

@@ -20,7 +20,7 @@ from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchV
 from rollyard.kinds.installed_task_fields import check_tasks, offers_tools
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
+from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 from rollyard.store.base import RolloutRecord
 from rollyard.store.batch_records import GroupRecord
 
@@ -55,7 +55,7 @@ async def _create(request: web.Request) -> web.Response:
     services, namespace = request.app[SERVICES], namespace_of(request)
     wanted = await _read_request(request)
     pool = await _check(services, namespace, wanted)
-    tasks = await request_bodies.run_in_parser_thread(lambda: [canonical(task) for task in wanted.tasks or ()])
+    tasks = await request_bodies.run_in_parser_thread(lambda: [task.canonical() for task in wanted.tasks or ()])
     if (large := max(map(len, tasks), default=0)) > MAX_TASK_LINE_BYTES:
         raise Invalid(
             f"a task may have at most {MAX_TASK_LINE_BYTES} bytes, but one has {large}; put large data into the image"

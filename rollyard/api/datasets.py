@@ -19,7 +19,7 @@ from rollyard.kinds.batch import BatchName, DatasetHistory, DatasetView
 from rollyard.kinds.installed_task_fields import check_task
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
-from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
+from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 from rollyard.store.batch_records import DatasetRecord
 
 MAX_BYTES = 256 << 20
@@ -94,7 +94,7 @@ def read_lines(numbered: Iterable[tuple[int, bytes]]) -> list[tuple[str, str]]:
             continue
         try:
             task = _read_line(line)
-            found.append((task.kind, canonical(task)))
+            found.append((task.kind, task.canonical()))
         except Invalid as error:
             wrong.append(Cause(f"line {number}", str(error)))
             if len(wrong) >= MAX_REPORTED:

@@ -115,13 +115,11 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
     agent.ready_images = set(hello.ready_images[:MOST_READY])
-    agent.attachments = frozenset(hello.attachments)
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
         await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")
     outbox.put_nowait(
         Welcome(
-            epoch=services.store.epoch,
             lease_seconds=services.rollouts.leases.seconds,
             sandbox=pool.spec.sandbox,
             stages=pool.spec.stages,

@@ -15,6 +15,7 @@ from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
+from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
 from rollyard.server.rollouts.results import snapshot_of_turn
 from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot
@@ -108,8 +109,12 @@ async def _get_last(request: web.Request) -> web.StreamResponse:
     """Send the last snapshot of the lease's rollout, with which its EVAL begins."""
     record, services = await leased_rollout(request), request.app[SERVICES]
     stored = await services.store.rollouts.snapshots(record)
-    if not stored:
-        raise NotFound(f"rollout {record.id!r} has no snapshot of its RUN")
+    while not stored:  # a rollout that scores an earlier one again
+        earlier = RolloutRequest.model_validate_json(record.request).regrade_of
+        if earlier is None:
+            raise NotFound(f"rollout {record.id!r} has no snapshot of its RUN")
+        record = await services.rollouts.get(record.namespace, earlier)
+        stored = await services.store.rollouts.snapshots(record)
     return await for_node_agent(request, snapshot_of_turn(record, stored, str(stored[-1].about.turn)))
 
 

@@ -170,7 +170,7 @@ def verl_tool(
     from rollyard.images.named_image import named_image
     from rollyard.sandbox.base import Limits, SandboxSpec
     from rollyard.sandbox.find_runtime import find_runtime
-    from rollyard.sandbox.sandbox import SandboxFactory
+    from rollyard.sandbox.sandbox_factory import SandboxFactory
 
     try:
         named = None if image is None else named_image(image)

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from rollyard.cli.only_checked import Chosen, only_checked
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.rollout_requests import read_tasks
 from rollyard.client.async_client import AsyncClient
+from rollyard.kinds.rollout import Task
 
 
 @click.group()
@@ -19,10 +22,15 @@ def datasets() -> None:
 @datasets.command("put")
 @click.argument("name")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@only_checked
 @with_client
-async def put(client: AsyncClient, namespace: str, name: str, file: Path) -> None:
+async def put(client: AsyncClient, namespace: str, name: str, file: Path, checked: Chosen) -> None:
     """Upload a file of JSON lines, one task a line. A second upload of the same content changes nothing."""
-    view = await client.put_dataset(name, file, namespace)
+    tasks: Path | list[Task] = file
+    if checked.report is not None:
+        numbered = read_tasks(str(file), name, {"pool": "any"})
+        tasks = checked.choose([one.request.task for one in numbered], lambda task: task)
+    view = await client.put_dataset(name, tasks, namespace)
     click.echo(f"dataset/{name} has {view.tasks} tasks (sha256 {view.digest[:12]}…)")
 
 

@@ -64,7 +64,7 @@ def _lines(obj: KindObject, owned: list[Allocation], events: list[Event], sandbo
     if meta.deletion_timestamp:
         lines.append(f"Deleting:   since {meta.deletion_timestamp}")
     dumped: dict[str, Any] = obj.dump()
-    lines += ["Spec:", *_indent(yaml.safe_dump(dumped["spec"], sort_keys=False))]
+    lines += ["Spec:", *_indented(yaml.safe_dump(dumped["spec"], sort_keys=False).rstrip().splitlines())]
     if isinstance(obj, Pool):
         lines += [*_pool(obj), *sandboxes]
     if isinstance(obj, Allocation):
@@ -165,10 +165,6 @@ def _conditions(conditions: list[Condition]) -> list[str]:
         for c in conditions
     ]
     return align(rows)
-
-
-def _indent(text: str) -> list[str]:
-    return _indented(text.rstrip().splitlines())
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -39,7 +39,7 @@ COMMANDS = {
     "server-job": ("processes", "Run the server in its own job, whose script calls this."),
     "submit": ("rollouts", "Submit tasks as rollouts."),
     "suspend": ("objects", "Give back a pool's allocations and keep the pool."),
-    "tasks": ("tasks", "Make sets of tasks from those of others."),
+    "tasks": ("tasks", "Make sets of tasks from those of others, check them, and score old results again."),
     "token": ("token", "Renew the tokens with which jobs and people reach the server."),
     "top": ("top", "Show live metrics of pools."),
     "try": ("rollouts", "Run one task (a JSON file, or JSON) and print its turns."),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import click
 
@@ -66,6 +66,30 @@ class ProgressLine:
         self._reason, self._waiting = most_common_reason(waiting)
         words = [f"{counts[word]} {word}" for word in ("queued", *(stage.value for stage in Stage)) if counts[word]]
         return ", ".join([*words, f"{len(self._ids) - counts.total()} of {len(self._ids)} ended"])
+
+
+@contextlib.contextmanager
+def counted_progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call when one of `total` rollouts has ended. Its text is shown behind the number of those that have:
+    in one line of a terminal, else in a line for each tenth."""
+    ended = 0
+    with contextlib.ExitStack() as stack:
+        status = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            status = stack.enter_context(Console(stderr=True).status(""))
+
+        def one_more(text: str) -> None:
+            nonlocal ended
+            ended += 1
+            line = printable(f"{ended} of {total} rollouts ended{f'; {text}' if text else ''}")
+            if status is not None:
+                status.update(line)
+            elif ended * 10 // total > (ended - 1) * 10 // total:
+                click.echo(line, err=True)
+
+        yield one_more
 
 
 def most_common_reason(waiting: Sequence[Reason]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from rollyard.cli.printable import printable
 from rollyard.cli.progress import state_line
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.attachment import turns as live_turns
-from rollyard.core.errors import Conflict, Incompatible, RequestTimeout, Unavailable
+from rollyard.core.errors import Conflict, RequestTimeout, Unavailable
 from rollyard.kinds.rollout import RolloutView, Stage, Status
 from rollyard.trajectory import Trajectory, Turn
 from rollyard.wire.attach import AttachKind, Start
@@ -72,8 +72,6 @@ async def _follow_attempt(client: AsyncClient, namespace: str, view: RolloutView
                     printed.output(one)
                 else:
                     printed.turn(*one)
-    except Incompatible as error:
-        printed.say(f"{error}. Its turns are printed when it has ended")
     except (Conflict, Unavailable, RequestTimeout) as error:
         printed.say(str(error))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from rollyard.cli.only_checked import Chosen, only_checked
 from rollyard.cli.options import DURATION, with_client
 from rollyard.cli.output import align
 from rollyard.cli.printable import printable, printable_line
@@ -46,6 +47,7 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
     help="sandbox image of the tasks that name none: docker://HOST/NAME:TAG, or a path on the nodes  "
     "[default: the image of the pool]",
 )
+@only_checked
 @click.option(
     "--id-prefix",
     default="",
@@ -76,6 +78,7 @@ async def submit(
     temperature: float | None,
     sampling: tuple[str, ...],
     image: str | None,
+    checked: Chosen,
     id_prefix: str,
     keep_failed: float | None,
     wait: bool,
@@ -91,6 +94,7 @@ async def submit(
     if keep_failed is not None:
         given["budgets"] = {"keep_failed_seconds": math.ceil(keep_failed)}
     numbered = read_tasks(file, prefix, given, None if image is None else given_image(image, os.getcwd()))
+    numbered = checked.choose(numbered, lambda one: one.request.task)
     ids: list[str] = []
     again = (
         f"of {n * len(numbered)} rollouts were accepted and continue on the server. To cancel them: rollyard rollouts "
@@ -345,6 +349,8 @@ def transcript(trajectory: Trajectory) -> list[str]:
     lines = [f"task: {json.dumps(trajectory.task.model_dump(), ensure_ascii=False)[:2000]}"]
     if (fork := trajectory.forked_from) is not None:
         lines.append(f"goes on from turn {fork.turn} of rollout {fork.rollout}")
+    if trajectory.regrade_of is not None:
+        lines.append(f"scores the artifact of rollout {trajectory.regrade_of} again")
     for number, turn in enumerate(trajectory.turns, start=1):
         lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
         for result in turn.tool_results:

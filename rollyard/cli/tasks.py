@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from rollyard.cli.task_check import check
 from rollyard.cli.task_import import import_
+from rollyard.cli.task_regrade import regrade
 
 
 @click.group()
 def tasks() -> None:
-    """Make sets of tasks from those of others."""
+    """Make sets of tasks from those of others, check them, and score old results again."""
 
 
 @tasks.group("import")
@@ -18,3 +20,5 @@ def import_group() -> None:
 
 
 import_group.add_command(import_)
+tasks.add_command(check)
+tasks.add_command(regrade)

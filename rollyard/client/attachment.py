@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.rollout_path import rollout_path
 from rollyard.client.server_connection import ServerConnection
-from rollyard.core.errors import BadRequest, Incompatible, Unavailable, connection_failure_text, error_from_reason
+from rollyard.core.errors import BadRequest, Unavailable, connection_failure_text, error_from_reason
 from rollyard.trajectory import Turn
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
@@ -103,10 +103,6 @@ async def attach(server: ServerConnection, id: str, namespace: str | None, start
             await socket.send_str(first)
             yield Attachment(AttachedSocket(socket))
     except aiohttp.WSServerHandshakeError as error:
-        if error.status == 404:
-            raise Incompatible(
-                "this server is of an older release, without `exec` and `cp`; update the server"
-            ) from None
         raise error_from_reason(error.status, "", f"the server answered {error.status}: {error.message}") from None
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise Unavailable(

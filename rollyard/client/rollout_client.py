@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 30
+UNFINISHED, SUBMITTED_TOGETHER = 1024, 128
+"""Greatest numbers of rollouts that `run_all` has on the server without an end, and that it submits in one call."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 
@@ -134,7 +137,7 @@ class RolloutClient(ApiClient):
         group: str | None = None,
         status: Sequence[str] = (),
         metadata: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[RolloutView]:
+    ) -> AsyncGenerator[RolloutView]:
         """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values."""
         after: int | None = 0
         own = json.dumps(dict(metadata)) if metadata else None
@@ -183,6 +186,39 @@ class RolloutClient(ApiClient):
                 yield await next_one
         finally:
             await end_tasks(*waits)
+
+    async def run_all(
+        self, requests: Iterable[RolloutRequest], namespace: str | None = None
+    ) -> AsyncGenerator[Trajectory]:
+        """Submit rollouts whose requests have ids, at most UNFINISHED at a time; yield their trajectories as they end.
+
+        Wait without a time limit, even while the server is unreachable. A program that is started again after a crash, with
+        the same requests, goes on: rollouts that the server has are not run again. Raises NotFound, and the errors of `submit`.
+        """
+        left, warned, waits = iter(requests), set[str](), set[asyncio.Task[Trajectory]]()
+        try:
+            while True:
+                while len(waits) <= UNFINISHED - SUBMITTED_TOGETHER and (
+                    some := list(islice(left, SUBMITTED_TOGETHER))
+                ):
+                    for id in await self._submit_in_the_end(some, namespace):
+                        waits.add(asyncio.create_task(self._wait(id, namespace, warned)))
+                if not waits:
+                    return
+                ended, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for one in ended:
+                    yield one.result()
+        finally:
+            await end_tasks(*waits)
+
+    async def _submit_in_the_end(self, requests: Sequence[RolloutRequest], namespace: str | None) -> list[str]:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self.submit(requests, namespace)
+            except Unavailable as error:
+                log.warning("still submitting %d rollouts: %s", len(requests), error)
+                await backoff.wait(error.retry_after or 0)
 
     async def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
         """Wait until all these rollouts have ended. Return their trajectories in the order of `ids`. Raises NotFound."""

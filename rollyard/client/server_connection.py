@@ -181,7 +181,7 @@ class ServerConnection:
     async def _check(self, answer: aiohttp.ClientResponse) -> None:
         await raise_for_status(answer)
         for header in answer.headers.getall("Warning", ()):
-            self._warn(_warning(header))
+            self._warn(re.sub(r"\\(.)", r"\1", header.partition(' "')[2].removesuffix('"')))
 
     async def _cut_when_moved(self, at: str, cut: Callable[[], None]) -> None:
         await wait_until_moved(self._url, at)
@@ -207,8 +207,3 @@ def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:
     if isinstance(body, bytes):  # sent in pieces, because one large write would block the event loop
         return aiohttp.payload.BytesIOPayload(BytesIO(body), content_type=content_type)
     return None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
-
-
-def _warning(header: str) -> str:
-    """Return `text` from a header `299 - "text"`."""
-    return re.sub(r"\\(.)", r"\1", header.partition(' "')[2].removesuffix('"'))

@@ -74,7 +74,6 @@ class ServerLink:
             restart_count=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
             instance=secrets.token_hex(8),
             node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-            pid=os.getpid(),
         )
 
     def session(self) -> aiohttp.ClientSession:

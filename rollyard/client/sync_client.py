@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -15,6 +15,7 @@ from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.aio import end_tasks
 from rollyard.kinds.batch import BatchRequest, BatchView
+from rollyard.kinds.rollout import RolloutView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 from rollyard.trajectory import Trajectory
 
@@ -168,10 +169,24 @@ class Client(Blocking[AsyncClient]):
 
     def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> Iterator[Trajectory]:
         """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
-        found = self._original.as_completed(ids, namespace)
+        return self._each(self._original.as_completed(ids, namespace))
+
+    def rollouts(
+        self,
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        status: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+    ) -> Iterator[RolloutView]:
+        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values."""
+        return self._each(self._original.rollouts(namespace, pool=pool, group=group, status=status, metadata=metadata))
+
+    def _each(self, found: AsyncGenerator[T]) -> Iterator[T]:
         try:
-            while (trajectory := self._run(anext(found, None))) is not None:
-                yield trajectory
+            while (one := self._run(anext(found, None))) is not None:
+                yield one
         finally:
             self._run(found.aclose())
 

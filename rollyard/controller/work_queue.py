@@ -63,10 +63,6 @@ class WorkQueue(Generic[K]):
         self.add_after(key, seconds)
         return seconds
 
-    def failures(self, key: K) -> int:
-        """Return the number of the key's failures in a row."""
-        return self._failures.get(key, 0)
-
     def forget(self, key: K) -> None:
         """Reset the number of the key's failures."""
         self._failures.pop(key, None)

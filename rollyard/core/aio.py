@@ -80,10 +80,6 @@ class Signal(Generic[P]):
         """Add a listener for every later `emit`."""
         self._listeners = (*self._listeners, listener)  # a new tuple, because an `emit` may be running
 
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._listeners)
-
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 

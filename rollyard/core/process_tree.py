@@ -36,6 +36,11 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
+def boot_id() -> str:
+    """Return what tells one start of this machine from another."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def name(pid: int) -> str:
     """Return the short name of a process; empty if it has ended."""
     try:

@@ -60,7 +60,7 @@ def sandbox() -> Finding:
     """Start a real sandbox and run a command in it."""
     from rollyard.sandbox.base import Limits, SandboxSpec
     from rollyard.sandbox.find_runtime import find_runtime
-    from rollyard.sandbox.sandbox import SandboxFactory
+    from rollyard.sandbox.sandbox_factory import SandboxFactory
 
     runtime = find_runtime("auto")
 

@@ -1,4 +1,7 @@
-"""The steps of one stage. A step whose inputs are as before takes its layer from the cache of builds."""
+"""The steps of one stage. A step whose inputs are as before takes its layer from the cache of builds.
+
+All instructions are in one file, because each of them reads and replaces the same state of the stage.
+"""
 
 from __future__ import annotations
 
@@ -100,12 +103,10 @@ class BuildSteps:
     async def _do(self, one: Instruction) -> None:
         state, text = self._state, one.text
         match one.keyword:
-            case "RUN":
+            case "RUN" | "%post":
                 await self._run(one)
             case "COPY" | "ADD" | "%files":
                 await self._copy(one)
-            case "%post":
-                await self._run(one)
             case "%environment":
                 await self._environment(one)
             case "%test":

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from rollyard.core.errors import Refusal
-from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
+from rollyard.kinds.base import Condition, KindModel, KindObject, ObjectKey, StatusModel
 from rollyard.kinds.values.hostlist import expand
 from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.quantity import Walltime, size_bytes
@@ -233,3 +233,9 @@ class Allocation(KindObject):
     kind: Literal["Allocation"] = "Allocation"
     spec: AllocationSpec
     status: AllocationStatus = AllocationStatus()
+
+    @property
+    def owner(self) -> ObjectKey:
+        """Key of the pool that has made this allocation."""
+        pool = self.spec.pool
+        return ObjectKey(kind=pool.kind, namespace=self.metadata.namespace, name=pool.name)

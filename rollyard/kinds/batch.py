@@ -165,6 +165,8 @@ class BatchRequest(WireModel):
         given = [name for name in ("tasks", "dataset", "source") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of `tasks`, `dataset` and `source`")
+        if not self.agent.calls_model:
+            raise ValueError("a batch trains a policy: `agent.type` must be loop or command")
         if self.agent.fork_from is not None:
             raise ValueError("`agent.fork_from` is for single rollouts; submit them by `POST /v1/rollouts`")
         if self.min_usable > self.n:

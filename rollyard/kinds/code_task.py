@@ -47,6 +47,8 @@ class CodeTask(TaskFields):
     eval_from_snapshot: bool = False
     """True: the cases run with all files that the agent's sandbox had changed, such as further modules and installed
     packages. False: they run with `files` and the solution alone."""
+    reference: str | None = None
+    """Text of a right solution file, for `rollyard tasks check`. No agent sees it."""
 
     @classmethod
     def offers_tools(cls, fields: Mapping[str, Any]) -> bool:

@@ -78,7 +78,7 @@ def definition_of(crd: dict[str, Any], served_since: datetime) -> CustomResource
             "status": "True",
             "reason": reason,
             "message": message,
-            "lastTransitionTime": _text(served_since),
+            "lastTransitionTime": served_since.strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         for type, reason, message in (
             ("NamesAccepted", "NoConflicts", "no conflicts found"),
@@ -93,7 +93,3 @@ def definition_of(crd: dict[str, Any], served_since: datetime) -> CustomResource
 def _with_uid(meta: ObjectMeta, name: str) -> ObjectMeta:
     """Add a uid that stays the same over restarts of the server."""
     return evolve(meta, uid=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.rollyard.dev")), resource_version="1")
-
-
-def _text(time: datetime) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,9 +6,11 @@ exactly one terminal record.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
@@ -28,6 +30,10 @@ MAX_ARTIFACT_BYTES = 4 << 20
 IN_QUEUE, PARKED, PREPARING = "InQueue", "Parked", "Preparing"
 """Words of `RolloutView.waiting`. InQueue: the rollout waits only for its turn, and its position changes often. Parked:
 the rollout waits in RUN, for a model server. Preparing: the rollout waits in INIT, because its node makes something once."""
+
+
+CHECK: Final = "check"
+"""Mode of rollouts that check a task, or score an old artifact again. They call no model."""
 
 
 class RolloutKey(NamedTuple):
@@ -160,10 +166,15 @@ class ForkPoint(WireModel):
 
 
 class AgentSpec(WireModel):
-    """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own."""
+    """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own. With `mode: check`, work that
+    needs no model."""
 
-    type: Literal["loop", "command"] = "loop"
-    """command: a harness runs in the sandbox. A gateway answers the harness's model calls and records the trajectory."""
+    type: Literal["loop", "command", "solve", "nothing", "script"] = "loop"
+    """command: a harness runs in the sandbox. A gateway answers the harness's model calls and records the trajectory.
+    solve: the task's reference solution. nothing: no work at all. script: `script`. The last three call no model."""
+    script: str | None = Field(default=None, min_length=1, max_length=65536)
+    """Bash script of `type: script`, run where a command would run. What it prints is its answer, for task kinds that score
+    the agent's last words."""
     command: str | None = Field(default=None, min_length=1, max_length=65536)
     """Bash command, run in the image's working folder, or in /workspace if the image names none. OPENAI_BASE_URL,
     OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are set for the gateway. ROLLYARD_PROMPT_FILE names a file with
@@ -193,13 +204,19 @@ class AgentSpec(WireModel):
     def _command_given(self) -> Self:
         if (self.type == "command") != (self.command is not None):
             raise ValueError("`command` and `type: command` go together; set both, or neither for the built-in loop")
-        if self.type == "loop" and (self.env or self.sampling != "rollout"):
+        if (self.type == "script") != (self.script is not None):
+            raise ValueError("`script` and `type: script` go together; set both, or neither")
+        if self.type != "command" and (self.env or self.sampling != "rollout"):
             raise ValueError("`env` and `sampling` are for `type: command`")
-        if self.type == "command" and self.fork_from is not None:
+        if self.type != "loop" and self.fork_from is not None:
             raise ValueError("`fork_from` is for the built-in loop; a command has a conversation of its own")
-        if self.type == "command" and self.snapshots not in ("none", "last"):
+        if self.type != "loop" and self.snapshots not in ("none", "last"):
             raise ValueError("`snapshots` after turns are for the built-in loop; a command can have `snapshots: last`")
         return self
+
+    @property
+    def calls_model(self) -> bool:
+        return self.type in ("loop", "command")
 
 
 class Budgets(WireModel):
@@ -229,6 +246,15 @@ class Task(WireModel):
     @property
     def fields(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+    def canonical(self) -> str:
+        """Return the task as JSON. Equal tasks have equal texts."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """Name of the task in the reports and the rollouts of a check: 16 hexadecimal digits of its sha256."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
 
     @property
     def image(self) -> str:
@@ -298,8 +324,12 @@ class RolloutRequest(WireModel):
     budgets: Budgets = shared(Budgets())
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority in the queue; a higher number starts first."""
-    mode: Literal["train", "eval"] = "train"
-    """Label for the caller's own use, stored with the trajectory."""
+    mode: Literal["train", "eval", "check"] = "train"
+    """train, eval: label for the caller's own use, stored with the trajectory. check: the task or an old result is checked.
+    Such a rollout calls no model, and the stream of ended rollouts leaves it out."""
+    regrade_of: RolloutId | None = None
+    """Ended rollout of the same namespace, whose stored artifact this rollout scores again. It begins at EVAL, and its `task`
+    may have another evaluator. Needs `mode: check`."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
     """Oldest version of the policy's weights that may sample the rollout. The rollout stays queued until an endpoint serves
     this version or a newer one. You may name a version that does not exist yet."""
@@ -315,6 +345,18 @@ class RolloutRequest(WireModel):
     def _consistent_versions(self) -> Self:
         if self.group_version == "same" and self.n == 1 and self.group is None:
             raise ValueError('`group_version: "same"` needs a group; set `n` or `group`, or leave it out')
+        return self
+
+    @model_validator(mode="after")
+    def _check_calls_no_model(self) -> Self:
+        if (self.mode == CHECK) != (self.regrade_of is not None or not self.agent.calls_model):
+            raise ValueError(
+                "`mode: check` goes with `regrade_of` or an agent of type solve, nothing or script; set both, or neither"
+            )
+        if self.regrade_of is not None and self.n > 1:
+            raise ValueError("one rollout scores an artifact again; leave out `n`")
+        if self.mode == CHECK and (self.min_weights_version is not None or self.weights is not None):
+            raise ValueError("`mode: check` samples from no weights: leave out their versions")
         return self
 
     @property

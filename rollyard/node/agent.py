@@ -21,7 +21,7 @@ from rollyard.kinds.failure_table import NODE_AGENT_ERROR
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.kinds.values.image_reference import parse_image
-from rollyard.node import attachments
+from rollyard.node.attachments import Attachments
 from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_models import RoleSampler
@@ -112,7 +112,7 @@ class NodeAgent:
         self._first = first
         self._fixed_hello = hello
         self._room = room
-        self._attachments = attachments.Attachments(link, http)
+        self._attachments = Attachments(link, http)
         self._runs: dict[LeaseKey, tuple[LeaseRun, asyncio.Task[None]]] = {}
         self._samplers: dict[LeaseKey, dict[str, LeaseSampler]] = {}
         """Lease -> role -> sampler."""
@@ -156,7 +156,6 @@ class NodeAgent:
             identity=link.identity(),
             kinds=sorted(handlers.loaded),
             failed_kinds=dict(handlers.failed),
-            attachments=attachments.KINDS,
         )
         first = await connection.open(lambda: hello)
         room = await SandboxRoom.find(first.welcome.sandbox, first.welcome.places)
@@ -244,12 +243,9 @@ class NodeAgent:
         key = lease.key
         if key in self._runs:
             return
-        work = self._lease_run(lease)
+        work = LeaseRun(self._node, lease, self._heartbeat_soon)
         self._runs[key] = (work, asyncio.create_task(self._run_lease(key, work)))
         self._heartbeat_soon()
-
-    def _lease_run(self, lease: Lease) -> LeaseRun:
-        return LeaseRun(self._node, lease, self._heartbeat_soon)
 
     async def _refuse_unreadable(self, unread: list[UnreadableLease]) -> None:
         for one in unread:

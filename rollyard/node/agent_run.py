@@ -115,7 +115,7 @@ class LoopRun:
                     self._run, policy, self._tools, lease.agent, lease.sampling, lease.sample_index, replies, turn_ended
                 )
         except TimeoutError:
-            self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, _budget_ended(budget)
+            self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, budget_ended(budget)
         return await self.result()
 
 
@@ -182,7 +182,7 @@ class CommandRun:
     async def run(self, budget: float) -> AgentResult:
         """Run the command to its end, or for `budget` seconds. Then it is stopped, and the tokens sampled so far are kept.
         Raises as `Harness.run`."""
-        self._cut_short = _budget_ended(budget)
+        self._cut_short = budget_ended(budget)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(budget) as self._policy.failover.limit:
                 self._status, code = await self.harness.run(self._lease.agent, self._prompt)
@@ -201,7 +201,7 @@ def _unread(count: int) -> dict[str, float]:
     return {"unread_tool_calls": float(count)} if count else {}
 
 
-def _budget_ended(budget: float) -> str:
+def budget_ended(budget: float) -> str:
     return f"RUN's budget of {budget:g} s ended"
 
 

@@ -53,7 +53,6 @@ from rollyard.wire.node import Attach
 
 log = logging.getLogger(__name__)
 
-KINDS = [kind.value for kind in AttachKind]
 START_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 """Time for the server to close the WebSocket after the last message."""

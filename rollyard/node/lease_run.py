@@ -41,6 +41,7 @@ from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.agent_run import AgentResult, CommandRun, LoopRun
 from rollyard.node.broken_sandbox import judge
+from rollyard.node.check_run import run_check
 from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
@@ -264,6 +265,8 @@ class LeaseRun:
     async def _scored_with_zero(self, error: SandboxBroken | RoleModelAttacked) -> Outcome:
         """Return the outcome of a rollout whose agent has broken its own sandbox, or attacked a model that scores it."""
         ran = self._partial_outcome
+        if ran is None and not self._lease.agent.calls_model:
+            ran = Outcome(status=Status.COMPLETED, node=self._node.node)
         if ran is None:  # no token was sampled, so there is nothing to train on
             return await self._failed(NothingSampled(str(error)))
         metric = "broken_sandbox" if isinstance(error, SandboxBroken) else "attacked_model"
@@ -275,14 +278,15 @@ class LeaseRun:
     async def _run(self, handler: GuardedHandler) -> RunResult:
         """Run INIT and RUN. The sandbox is closed before this method returns. So no process of the agent is alive when
         EVAL runs the hidden tests."""
-        if POLICY_ROLE not in self._lease.endpoints:
+        calls_model = self._lease.agent.calls_model
+        if calls_model and POLICY_ROLE not in self._lease.endpoints:
             raise TaskError(
                 f"the pool has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; add it to "
                 "spec.inference"
             )
         async with contextlib.AsyncExitStack() as stack:
             sandbox, environment = await self._init(handler, stack)
-            template, tools = await self._template(handler)
+            model = await self._template(handler) if calls_model else None
             async with self._stage_worker(Stage.RUN):
                 if handler.eval_needs_sandbox:
                     self._for_eval = self._node.sandboxes.expect(self._specs.eval)
@@ -290,7 +294,11 @@ class LeaseRun:
                 snapshots = await stack.enter_async_context(
                     RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent, files)
                 )
-                run, artifact = await self._agent(handler, sandbox, environment, template, tools, snapshots)
+                if model is not None:
+                    run = await self._agent(handler, sandbox, environment, *model, snapshots)
+                else:
+                    run = await run_check(self._lease, handler, sandbox, self._budget(Stage.RUN))
+                artifact = await self._artifact(handler, sandbox, run, snapshots)
             await snapshots.finish()
         outcome = self._partial_outcome = self._outcome_of_run(run)
         return RunResult(outcome=outcome, artifact=artifact)
@@ -326,7 +334,7 @@ class LeaseRun:
     ) -> tuple[Sandbox, GuardedEnvironment | None]:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
-            tools = ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
+            tools = _tools_to_prepare(handler.tools(task)) if self._lease.agent.type == "loop" else ["bash"]
             claimed = await self._node.sandboxes.claim(self._specs.run, tools, self._pinned)
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
@@ -371,9 +379,9 @@ class LeaseRun:
         template: ChatTemplate,
         tools: ToolProof,
         snapshots: RunSnapshots,
-    ) -> tuple[AgentResult, Artifact]:
-        """Run the agent and collect the artifact. If RUN's budget runs out, the run is truncated, and the artifact is
-        still collected. If no token was sampled, raises an error with the reason."""
+    ) -> AgentResult:
+        """Run the agent. If RUN's budget runs out, the run is truncated. If no token was sampled, raises an error with the
+        reason."""
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
         if lease.agent.command is not None:
             command = CommandRun(lease, handler, sandbox, template, tools, policy)
@@ -403,14 +411,20 @@ class LeaseRun:
         self._partial_outcome = self._outcome_of_run(ran)
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(ran.overdue, policy.turns_requested, policy.tokens_arrived, budget)
+        return ran
+
+    async def _artifact(
+        self, handler: GuardedHandler, sandbox: Sandbox, run: AgentResult, snapshots: RunSnapshots
+    ) -> Artifact:
+        self._partial_outcome = self._outcome_of_run(run)
         await self._check_node(sandbox)
-        if self._pinned is not None and handler.eval_from_snapshot(lease.task):
+        if self._pinned is not None and handler.eval_from_snapshot(self._lease.task):
             # in a snapshot, a file that somebody has deleted from the image looks as if the agent had deleted it
             await self._node.images.check_files(self._pinned)
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
-            await snapshots.run_ended(len(ran.turns))
-            return ran, await handler.collect(lease.task, sandbox)
+            await snapshots.run_ended(len(run.turns))
+            return await handler.collect(self._lease.task, sandbox)
 
     # EVAL
 

@@ -9,12 +9,12 @@ from typing import Self
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.images.settings import CacheSettings
-from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.sandbox.cgroups import NoDelegation, SandboxCgroups
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.free_memory import reserve, whole_memory
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,16 @@ class SandboxRoom:
         try:
             runtime = await asyncio.to_thread(find_runtime, sandbox.runtime)
             cgroups = await asyncio.to_thread(_cgroups)
-            factory = SandboxFactory(runtime, image_settings=_cache_settings(sandbox.images), cgroups=cgroups)
+            factory = SandboxFactory(
+                runtime,
+                image_settings=CacheSettings(
+                    cache_bytes=size_bytes(sandbox.images.cache_size),
+                    shared_folder=sandbox.images.shared_folder,
+                    credentials_file=sandbox.images.credentials_file,
+                    insecure_registries=sandbox.images.insecure_registries,
+                ),
+                cgroups=cgroups,
+            )
         except OSError as error:
             raise SandboxStartFailed(f"{error.filename or 'the cache'} cannot be used: {error.strerror}") from error
         if runtime.shortage:
@@ -79,12 +88,3 @@ def _cgroups() -> SandboxCgroups | None:
         return None
     log.info("each sandbox has a cgroup with limits in %s", cgroups.folder)
     return cgroups
-
-
-def _cache_settings(images: SandboxImages) -> CacheSettings:
-    return CacheSettings(
-        cache_bytes=size_bytes(images.cache_size),
-        shared_folder=images.shared_folder,
-        credentials_file=images.credentials_file,
-        insecure_registries=images.insecure_registries,
-    )

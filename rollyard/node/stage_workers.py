@@ -20,25 +20,21 @@ class StagePool:
 
     def __init__(self, limit: int) -> None:
         self.in_flight = 0
-        self._limit = limit
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def limit(self) -> int:
+        self.limit = limit
         """Greatest number of rollouts in flight. When the limit is lowered, the rollouts in flight continue."""
-        return self._limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def width(self) -> int:
         """Number of stage workers. If the limit was lowered, workers above the limit count until they are free."""
-        return max(self._limit, self.in_flight)
+        return max(self.limit, self.in_flight)
 
     @property
     def queued(self) -> int:
         return len(self._waiting)
 
     def resize(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._admit()
 
     @contextlib.asynccontextmanager
@@ -69,7 +65,7 @@ class StagePool:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self.in_flight < self._limit:
+        while self._waiting and self.in_flight < self.limit:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)

@@ -123,7 +123,7 @@ class AllocationReconciler:
         """Whether the allocation's pool still exists, with the same uid. A pool can be gone before its allocations if a
         user has removed the pool's finalizer."""
         try:
-            return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
+            return (await self._store.get(allocation.owner)).metadata.uid == allocation.spec.pool.uid
         except NotFound:
             return False
 
@@ -178,7 +178,7 @@ class AllocationReconciler:
                     generation=allocation.metadata.generation,
                     now=as_datetime(now),
                 )
-                await self._update_status(allocation, {"conditions": conditions})
+                await self._submitter.update_status(allocation, {"conditions": conditions})
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
@@ -216,7 +216,7 @@ class AllocationReconciler:
             status, conditions=allocation_conditions(view), observed_generation=allocation.metadata.generation
         )
         if final != before:
-            allocation = await self._update_status(allocation, dict(final))
+            allocation = await self._submitter.update_status(allocation, dict(final))
             await self._record_changes(allocation, before)
         if over:
             self._forget(uid)
@@ -278,7 +278,7 @@ class AllocationReconciler:
     async def _reason_to_go(self, allocation: Allocation) -> Reason:
         siblings, _ = await self._store.list_objects("Allocation", allocation.metadata.namespace)
         try:
-            pool = await self._store.get(_pool_key(allocation))
+            pool = await self._store.get(allocation.owner)
         except NotFound:
             pool = None
         ours = [a for a in siblings if isinstance(a, Allocation)]
@@ -343,15 +343,6 @@ class AllocationReconciler:
         kept = [f for f in allocation.metadata.finalizers if f != FINALIZER]
         meta = evolve(allocation.metadata, finalizers=kept)
         await self._store.update(evolve(allocation, metadata=meta), "spec")
-
-    async def _update_status(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
-        changed = evolve(allocation, status=evolve(allocation.status, **update))
-        return await self._store.update(changed, "status")
-
-
-def _pool_key(allocation: Allocation) -> ObjectKey:
-    pool = allocation.spec.pool
-    return ObjectKey(kind=pool.kind, namespace=allocation.metadata.namespace, name=pool.name)
 
 
 def _is_requeued(status: AllocationStatus) -> bool:

@@ -125,7 +125,6 @@ class AllocationFolders:
             allocation=meta.name,
             namespace=meta.namespace,
             uid=meta.uid,
-            pool_kind=pool.kind,
             pool=pool.metadata.name,
             endpoint_file=str(self._data / "endpoint.json"),
             ca_file=str(self._data / "ca.pem"),

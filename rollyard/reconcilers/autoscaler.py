@@ -35,7 +35,6 @@ from rollyard.kinds.autoscaling import (
     ScalingRules,
 )
 from rollyard.kinds.base import Reason, evolve
-from rollyard.reconcilers.sliding_max import SlidingMax
 
 TOLERANCE = 0.1
 PANIC_THRESHOLD, PANIC_SECONDS = 2, 60.0
@@ -70,6 +69,25 @@ class Metric:
         if self.total is None:
             return f"{self.name} unknown"
         return f"{self.name} {'' if self.complete else 'at least '}{self.total:.4g}, target {self.target:.4g} each"
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingMax:
+    """Highest value within a window of time, so that a scaler does not follow every dip.
+
+    The samples are those that may be the highest. A sample is dropped when a later sample is equal or higher."""
+
+    samples: tuple[tuple[float, int], ...] = ()
+    """(Unix seconds, value), with rising times and falling values."""
+
+    def add(self, now: float, value: int, keep_seconds: float) -> SlidingMax:
+        """Add a sample, and drop samples older than `keep_seconds`."""
+        kept = tuple((at, v) for at, v in self.samples if v > value and at > now - keep_seconds)
+        return SlidingMax((*kept, (now, value)))
+
+    def max_since(self, after: float, default: int) -> int:
+        """Return the highest sample that is later than `after`; `default` if there is no such sample."""
+        return next((value for at, value in self.samples if at > after), default)
 
 
 @dataclass(frozen=True, slots=True)

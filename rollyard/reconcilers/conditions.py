@@ -28,6 +28,7 @@ from rollyard.reconcilers.node_avoidance import BadNode
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.wire.tool_proof import ToolProof
 
 CRASH_LOOP = 3
 """After this many failures in a row, or more, the reason of the conditions is CrashLoop instead of AllocationFailed."""
@@ -48,6 +49,8 @@ NO_WARNING = {
     "WeightsUpdating",
 }
 """Reasons of Ready and Updated whose events have the type Normal. Events about any other reason are warnings."""
+
+NOT_PROVEN = "no process has loaded the model's chat template yet; tasks with tools are accepted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,3 +366,12 @@ def _why_nothing_placed(view: PoolView) -> str:
         f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, before the budgets of a rollout "
         f"({pool.spec.budget_seconds} s); {why}"
     )
+
+
+def tool_calls(proofs: Sequence[ToolProof]) -> ConditionUpdate:
+    """Whether the model's tool calls are read. One refuted proof is enough for False; Unknown says less than True."""
+    for status, known in (("False", False), ("True", True), ("Unknown", None)):
+        for proof in proofs:
+            if proof.status == status:
+                return ConditionUpdate("ToolCalls", known, proof.reason, proof.message)
+    return ConditionUpdate("ToolCalls", None, "NotProven", NOT_PROVEN)

@@ -14,11 +14,11 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsStatus
+from rollyard.reconcilers.conditions import tool_calls
 from rollyard.reconcilers.demand import LoadReport, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.status_metrics import StatusMetrics, StatusMetricsCache
-from rollyard.reconcilers.tool_calls_condition import tool_calls
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_metrics import endpoint_status
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
@@ -100,11 +100,11 @@ class InferencePoolObserver:
         """
         total = self._outside_demand(pool.pool_key)
         for user in self._rollout_pools():
-            roles = list(user.spec.inference.values()).count(pool.metadata.name)
-            if roles and user.metadata.namespace == pool.metadata.namespace:
-                queued = await self._rollouts.demand(user.pool_key, user.spec.sandbox.default_image)
-                in_flight = self._rollouts.leases.in_flight(*user.pool_key)
-                total += roles * sessions(user.spec, queued, in_flight)
+            if user.metadata.namespace != pool.metadata.namespace:
+                continue
+            for role in (role for role, name in user.spec.inference.items() if name == pool.metadata.name):
+                demand = await self._rollouts.model_demand(user.pool_key, user.spec.sandbox.default_image, role)
+                total += sessions(user.spec, *demand)
         return total
 
     async def on_deleted(self, pool: Pool) -> None:

@@ -69,7 +69,9 @@ class JobEnd:
 def short_text(end: JobEnd) -> str:
     """Return one line about the end. The line includes the job's output only if no other fact explains the end."""
     found = _certain_text(end)
-    if end.output is not None and _is_unexplained(end):
+    if end.output is not None and (
+        not (end.by_us or end.requeued) and end.state in (JobState.FAILED, JobState.COMPLETED)
+    ):
         found = f"{found}{_output_text(end.output)}"
     return one_line(found, SHORT_CHARS)
 
@@ -129,10 +131,6 @@ def _certain_text(end: JobEnd) -> str:
         return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _SHORT_STATES else ''}{while_leaving}"
     whom = ", sender unknown" if code.startswith("killed") and not end.by_us else ""
     return f"{code}{whom}{while_leaving}"
-
-
-def _is_unexplained(end: JobEnd) -> bool:
-    return not (end.by_us or end.requeued) and end.state in (JobState.FAILED, JobState.COMPLETED)
 
 
 def _output_text(output: LastOutput) -> str:

@@ -104,7 +104,7 @@ class Submitter:
                 if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.is_ended:
                     continue  # changed since the decision
                 if owner.uid not in pools:
-                    pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
+                    pools[owner.uid] = await self._store.get(allocation.owner, POOL_KINDS)
                 # A step of a user's job cannot be submitted in an array.
                 step = meta.uid if allocation.spec.template.within is not None else None
                 avoided = tuple(allocation.spec.template.exclude)  # may have nodes that the pool's template has not
@@ -149,9 +149,6 @@ class Submitter:
                 if known is None or known.message != why:
                     await self._recorder.record_event(allocation, "SubmitFailed", why, "Warning")
             await asyncio.gather(*(self._write_condition(a, False, "SubmitFailed", why) for a in burst))
-
-    async def _pool(self, kind: str, namespace: str, name: str) -> Pool:
-        return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
         """Submit allocations as one job or array. Return False if Slurm refused the submit, or if a script cannot
@@ -233,7 +230,7 @@ class Submitter:
     ) -> Allocation:
         """Write a condition about a submit. If the allocation has changed meanwhile, nothing is written."""
         try:
-            return await self._update_status(
+            return await self.update_status(
                 allocation, {"conditions": self._with_submitted_condition(allocation, status, reason, message)}
             )
         except (Conflict, NotFound):
@@ -243,7 +240,7 @@ class Submitter:
         update: dict[str, Any] = {"job_id": id}
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
             update["conditions"] = self._with_submitted_condition(allocation, True, "Submitted", f"as job {id}")
-        await self._update_status(allocation, update)
+        await self.update_status(allocation, update)
 
     def _with_submitted_condition(
         self, allocation: Allocation, status: bool | None, reason: str, message: str
@@ -274,7 +271,7 @@ class Submitter:
             "task": task if burst is not None else None,
         }
         try:
-            return await self._update_status(allocation, intent)
+            return await self.update_status(allocation, intent)
         except (Conflict, NotFound):
             return None
 
@@ -291,9 +288,9 @@ class Submitter:
             "end_time": as_datetime(self._clock.time()),
             "conditions": self._with_conditions(allocation, *updates),
         }
-        await self._update_status(allocation, update)
+        await self.update_status(allocation, update)
 
-    async def _update_status(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
+    async def update_status(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = evolve(allocation, status=evolve(allocation.status, **update))
         return await self._store.update(changed, "status")
 

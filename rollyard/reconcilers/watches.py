@@ -133,7 +133,7 @@ def allocation_itself(old: Allocation | None, new: Allocation | None) -> Iterabl
 
 
 def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[ObjectKey]:
-    yield _pool_of(_seen(old, new))
+    yield _seen(old, new).owner
 
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
@@ -162,9 +162,9 @@ def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) ->
 def _meet_expectations(expectations: Expectations, old: Allocation | None, new: Allocation | None) -> None:
     seen = _seen(old, new)
     if new is not None:
-        expectations.observed(_pool_of(seen), ("created", seen.metadata.name))
+        expectations.observed(seen.owner, ("created", seen.metadata.name))
     if new is None or new.metadata.deletion_timestamp is not None:
-        expectations.observed(_pool_of(seen), ("deleted", seen.metadata.name))
+        expectations.observed(seen.owner, ("deleted", seen.metadata.name))
 
 
 def _follow_weights(endpoints: EndpointRegistry, old: InferencePool | None, new: InferencePool | None) -> None:
@@ -178,11 +178,6 @@ def _seen(old: T | None, new: T | None) -> T:
     seen = new or old
     assert seen is not None
     return seen
-
-
-def _pool_of(allocation: Allocation) -> ObjectKey:
-    owner = allocation.spec.pool
-    return ObjectKey(kind=owner.kind, namespace=allocation.metadata.namespace, name=owner.name)
 
 
 def _matters_to_others(old: Pool | None, new: Pool | None) -> bool:

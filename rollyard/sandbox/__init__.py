@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollyard.sandbox.base import Limits
-    from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+    from rollyard.sandbox.sandbox import Sandbox
+    from rollyard.sandbox.sandbox_factory import SandboxFactory
     from rollyard.sandbox.snapshot import SandboxSnapshot, SnapshotPart
     from rollyard.sandbox.standalone import open_sandbox
 
@@ -22,7 +23,7 @@ __all__ = ["Limits", "Sandbox", "SandboxFactory", "SandboxSnapshot", "SnapshotPa
 _MODULES = {
     "Limits": "base",
     "Sandbox": "sandbox",
-    "SandboxFactory": "sandbox",
+    "SandboxFactory": "sandbox_factory",
     "SandboxSnapshot": "snapshot",
     "SnapshotPart": "snapshot",
     "open_sandbox": "standalone",

@@ -1,4 +1,4 @@
-"""Sandboxes. `SandboxFactory` starts a `Sandbox`, which ends when it is closed or when this process dies.
+"""One sandbox: its tools, files, snapshots, sockets and programs.
 
 A sandbox leaves nothing in the host's file system: its changes are in memory, and its socket has no name. In whatever
 way this process dies, the sandbox agent sees the end of the socket and ends the sandbox. The sandbox agent is process 1
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
-import os
 import posixpath
-import secrets
 import socket
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -26,23 +23,18 @@ from rollyard.core.errors import (
     SandboxBroken,
     SandboxLost,
     SandboxSilent,
-    SandboxStartFailed,
     SnapshotRefused,
     SnapshotUnusable,
     TooLarge,
 )
-from rollyard.host.node_cache import node_cache
-from rollyard.images.pinned_image import PinnedImage
-from rollyard.images.settings import CacheSettings
 from rollyard.sandbox import egress_proxy
-from rollyard.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
-from rollyard.sandbox.bundled_python import own_python, sandbox_agent_argv
-from rollyard.sandbox.cgroups import SandboxCgroup, SandboxCgroups, SandboxKills
+from rollyard.sandbox.base import CellResult, CommandResult, EditResult, SandboxSpec
+from rollyard.sandbox.cgroups import SandboxKills
 from rollyard.sandbox.egress_proxy import EgressProxy
-from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.sandbox.gate import Gate
-from rollyard.sandbox.gpus import Gpu, GpuCounter, TakenGpus, allocated_gpus, visible_gpus
-from rollyard.sandbox.images import Images, PinnedRoot, with_certificates, with_name_service
+from rollyard.sandbox.gpus import TakenGpus
+from rollyard.sandbox.images import PinnedRoot
+from rollyard.sandbox.launcher import Launcher
 from rollyard.sandbox.memory_guard.client import KernelKills, MemoryGuard, OverLimit
 from rollyard.sandbox.printed_output import PrintedOutput
 from rollyard.sandbox.process_refusals import ProcessRefusals
@@ -56,14 +48,11 @@ from rollyard.sandbox.snapshot import (
     SnapshotPart,
     compress,
     decompress,
-    nameless_file,
     refusal,
 )  # fmt: skip
-from rollyard.sandbox.starter.client import Launch, SandboxStarter, StartedProcess
-from rollyard.sandbox_agent.frames import PROTOCOL, Header
+from rollyard.sandbox_agent.frames import Header
 from rollyard.sandbox_agent.settings import WORKSPACE
 
-START_SECONDS = 120.0
 CALL_SECONDS = 120.0
 """Time limit of a bash command or a cell, if the caller names none."""
 MARGIN_SECONDS = 30.0
@@ -71,7 +60,6 @@ MARGIN_SECONDS = 30.0
 does not reply in this time, the sandbox counts as lost."""
 FILE_SECONDS = 60.0
 PREPARE_SECONDS = 120.0
-END_SECONDS = 5.0
 MEMORY_SHORT = (
     "the memory of the allocation ran out, while the sandbox may have been within its limit: lower the pool's "
     "`stages.*.workers.max`, or give its allocations more memory"
@@ -80,8 +68,6 @@ PROCESSES_SHORT = (
     "the allocation may start no more processes: raise the limit of the job or of the groups above it (TasksMax, pids.max) or "
     "that of the user (ulimit -Hu), or lower the pool's `stages.*.workers.max`"
 )
-EXIT_SECONDS = 0.5
-"""Seconds to wait for the exit code of a sandbox's runtime, once the sandbox has ended."""
 
 
 class Sandbox:
@@ -91,7 +77,7 @@ class Sandbox:
     def __init__(
         self,
         sandbox_id: str,
-        launcher: _Launcher,
+        launcher: Launcher,
         connection: SandboxConnection,
         gate: Gate,
         guard: MemoryGuard,
@@ -215,7 +201,7 @@ class Sandbox:
         folder on the disk that gets the file, which has no name. `most_compressed`: greatest
         length of this file. `part`: a folder of the sandbox, in place of all files. Raises TooLarge and OSError.
         """
-        limit, file = limit_bytes or self.spec.limits.disk_bytes, nameless_file(folder)
+        limit, file = limit_bytes or self.spec.limits.disk_bytes, tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the snapshot
         header = {"op": "snapshot", "limit": limit, "part": asdict(part) if part is not None else None}
         try:
             reply, (sha256, size, before) = await self._through_pipe(
@@ -283,7 +269,7 @@ class Sandbox:
     def lost_files(self) -> str:
         """Return the path of a folder of this machine whose files the sandbox shows, if somebody has deleted or replaced it
         meanwhile; empty if all are there. Blocks as long as the file system does."""
-        return next((str(path) for path, before in self._files if _identity(path) != before), "")
+        return next((str(path) for path, before in self._files if folder_identity(path) != before), "")
 
     async def close(self) -> None:
         """End every process of the sandbox and discard everything it wrote. A second call has no effect."""
@@ -337,291 +323,6 @@ class Sandbox:
         return reply, answer
 
 
-class SandboxFactory:
-    """Starts sandboxes with one runtime. Closing the factory ends the sandboxes that are still open."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        cache: Path | None = None,
-        image_settings: CacheSettings | None = None,
-        cgroups: SandboxCgroups | None = None,
-    ) -> None:
-        """`cache`: folder for everything that is built once on a node. `cgroups`: cgroup of the sandboxes; None: the memory
-        guard alone limits their memory. The factory closes it."""
-        self._cgroups = cgroups
-        self._runtime = runtime
-        self._cache = cache or node_cache()
-        self.images = Images(self._cache, image_settings)
-        self._own_python: Path | None = None
-        self.preparing = ""
-        """Work that is done once on this node before a sandbox can start; empty if there is none."""
-        self._guard = MemoryGuard()
-        self._refusals = ProcessRefusals()
-        self._starter = SandboxStarter(LAUNCH_ENVIRONMENT)
-        self._gpus = GpuCounter(allocated_gpus())
-        self._open: set[Sandbox] = set()
-        self._started = 0
-
-    async def start(self, spec: SandboxSpec, *, pinned: PinnedImage | None = None, with_bash: bool = True) -> Sandbox:
-        """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
-        SandboxStartFailed. `pinned`: the image, if the caller pins it. `with_bash`: bash starts too, and may not be ready
-        yet."""
-        if self._own_python is None or not self._own_python.is_dir():  # a cleaner of old files may have deleted it
-            self.preparing = (
-                f"copies Python and IPython for the inside of sandboxes to {self._cache}, once on this node"
-            )
-            try:
-                self._own_python = await asyncio.to_thread(own_python, self._cache)
-            finally:
-                self.preparing = ""
-        image = await self.images.pin(spec.image, pinned)
-        gpus = None
-        try:
-            gpus = await self._gpus.take(spec.gpus)
-            return await self._start(spec, image, self._own_python, with_bash, gpus)
-        except BaseException:
-            image.release()
-            if gpus is not None:
-                gpus.release()
-            raise
-
-    async def start_from(self, spec: SandboxSpec, snapshot: BinaryIO) -> Sandbox:
-        """Start a sandbox with the files of a snapshot that was taken from a sandbox of the same image. Raises the errors
-        of `start`, and SnapshotUnusable."""
-        sandbox = await self.start(spec, with_bash=False)  # its folder and its program may change
-        try:
-            await sandbox.restore(snapshot)
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
-
-    async def _start(
-        self, spec: SandboxSpec, image: PinnedRoot, own: Path, with_bash: bool, gpus: TakenGpus
-    ) -> Sandbox:
-        root = image.root
-        if spec.image is None and (spec.host_network or spec.allowed_hosts):
-            root = with_certificates(root)
-        if spec.host_network:
-            root = with_name_service(root)
-        try:
-            launch = self._runtime.command(
-                root, spec.limits, own, sandbox_agent_argv(own), host_network=spec.host_network, gpus=gpus.gpus
-            )
-        except OSError as error:  # the runtime makes its own files again if somebody has deleted them
-            raise SandboxStartFailed(f"{error.filename or self._cache} cannot be made: {error.strerror}") from None
-        folders = own / sys.platlibdir, root.folder
-        files = await asyncio.to_thread(lambda: [(path, _identity(path)) for path in folders])
-        sandbox_id = secrets.token_hex(6)
-        try:
-            cgroup = self._cgroups.make(sandbox_id, spec.limits) if self._cgroups is not None else None
-        except OSError as error:
-            raise SandboxStartFailed(f"no cgroup for a sandbox can be made: {error}") from None
-        launcher, ours = await _Launcher.start(self._starter, launch, cgroup)
-        gate, connection = _send_gate(ours), SandboxConnection()
-        try:
-            await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-            await self._greet(connection, launcher, {**self._settings(spec, root, gpus.gpus), "with_bash": with_bash})
-            self._guard.watch(sandbox_id, launcher.pid, spec.limits.memory_bytes)
-        except BaseException:
-            self._guard.forget(sandbox_id)
-            connection.abort("the sandbox was closed before it was ready")
-            ours.close()
-            gate.close()
-            await launcher.end()
-            raise
-        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, image, gpus, self._refusals, files)
-        self._open = {other for other in self._open if other.alive} | {sandbox}
-        if spec.allowed_hosts:
-            try:
-                await sandbox.open_egress()
-            except BaseException:
-                await sandbox.close()
-                raise
-        return sandbox
-
-    async def has_current_image(self, sandbox: Sandbox) -> bool:
-        """Return whether a new sandbox of this image would have the same root. No registry is asked: the answer is no if
-        the image's tag must be looked up again."""
-        image = sandbox.spec.image
-        return image is None or await asyncio.to_thread(self.images.is_current, image, sandbox.image)
-
-    async def close(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for sandbox in self._open:
-                group.create_task(sandbox.close())
-        self._open = set()
-        await self.images.cache.close()
-        await asyncio.to_thread(self._guard.close)
-        await asyncio.to_thread(self._starter.close)
-        self._refusals.close()
-        if self._cgroups is not None:
-            await asyncio.to_thread(self._cgroups.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _greet(self, connection: SandboxConnection, launcher: _Launcher, settings: Header) -> None:
-        """Send the settings, and wait for the sandbox agent's hello."""
-        try:
-            connection.send(settings)
-            async with asyncio.timeout(START_SECONDS):
-                hello = await launcher.while_it_lives(connection.hello)
-        except (SandboxLost, TimeoutError) as error:
-            why = f": no answer within {START_SECONDS:g} s"
-            if isinstance(error, SandboxLost):
-                why = f": its process ended while its sandbox started{await launcher.how_it_ended()}"
-            await launcher.end()
-            raise SandboxStartFailed(
-                f"{self._runtime.name} started no sandbox{launcher.last_output() or why}"
-            ) from None
-        if launcher.has_ended:  # bwrap was killed before it had tied its child to itself; the memory guard needs it
-            raise SandboxStartFailed(f"the process of {self._runtime.name} ended while its sandbox started")
-        if hello["protocol"] != PROTOCOL:
-            raise SandboxStartFailed(
-                f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
-            )
-
-    def _settings(self, spec: SandboxSpec, root: Root, gpus: Sequence[Gpu]) -> Header:
-        proxy = egress_proxy.ENVIRONMENT if spec.allowed_hosts else {}
-        devices = {"CUDA_VISIBLE_DEVICES": visible_gpus(gpus)} if gpus else {}
-        return {
-            "env": {**proxy, **devices, **spec.env},
-            "address_space": not gpus,
-            "image_env": dict(root.env),
-            "workdir": root.workdir,
-            "user": root.user,
-            "memory_bytes": spec.limits.memory_bytes,
-            "file_bytes": spec.limits.disk_bytes,
-            "processes": spec.limits.processes,
-            "cpus": self._next_cpus(math.ceil(spec.limits.cpus)),
-        }
-
-    def _next_cpus(self, count: int) -> list[int]:
-        """Return the next `count` of the available CPUs in turn; an empty list means all of them."""
-        usable = sorted(os.sched_getaffinity(0))
-        if count >= len(usable):
-            return []
-        first = self._started * count
-        self._started += 1
-        return [usable[(first + offset) % len(usable)] for offset in range(count)]
-
-
-class _Launcher:
-    """The runtime's process on the host, and its output."""
-
-    def __init__(self, process: StartedProcess, complaints: int, cgroup: SandboxCgroup | None) -> None:
-        self._process = process
-        self.cgroup = cgroup
-        self._complaints: int | None = complaints
-        self._words = ""
-
-    @classmethod
-    async def start(
-        cls, starter: SandboxStarter, launch: Launch, cgroup: SandboxCgroup | None
-    ) -> tuple[_Launcher, socket.socket]:
-        """Run `launch` with one end of a new socket as its standard input; return the other end too. The launcher starts in
-        `cgroup`, and removes it at its end."""
-        if cgroup is not None:
-            launch = replace(launch, cgroup=str(cgroup.folder))
-        ours, its = socket.socketpair()
-        complaints = os.memfd_create("complaints")
-        with its:
-            starting = asyncio.ensure_future(starter.start(launch, its.fileno(), complaints))
-            try:
-                process = await asyncio.shield(starting)
-            except SandboxStartFailed:
-                ours.close()
-                os.close(complaints)
-                if cgroup is not None:
-                    await cgroup.remove()
-                raise
-            except asyncio.CancelledError:
-                # If bwrap is killed before it has set up its child, the child stays for ever.
-                (done,) = await asyncio.gather(starting, return_exceptions=True)
-                its.close()
-                ours.close()
-                if isinstance(done, BaseException):
-                    os.close(complaints)
-                    if cgroup is not None:
-                        await cgroup.remove()
-                else:
-                    await cls(done, complaints, cgroup).end()
-                raise
-        return cls(process, complaints, cgroup), ours
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.has_ended
-
-    async def end(self) -> None:
-        """Wait until the process ends, and kill it after END_SECONDS. The process ends by itself once its socket is
-        closed."""
-        try:
-            async with asyncio.timeout(END_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        if self.cgroup is not None:
-            await self.cgroup.remove()
-        if self._complaints is not None:
-            self._words = self.last_output()
-            os.close(self._complaints)
-            self._complaints = None
-
-    async def while_it_lives(self, awaited: asyncio.Future[Header]) -> Header:
-        """Return what is awaited. Raises SandboxLost if the process ends before: a child that bwrap left could keep the socket
-        open for ever."""
-        end = asyncio.ensure_future(self._process.wait())
-        either: list[asyncio.Future[Any]] = [awaited, end]
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            end.cancel()
-        if not awaited.done():
-            raise SandboxLost("its launcher ended")
-        return awaited.result()
-
-    async def how_it_ended(self) -> str:
-        """Return the end of a sentence about the process's exit code; empty if it goes on."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_SECONDS):
-                await self._process.wait()
-        code = self._process.status
-        if code is None:
-            return ""
-        # A runtime passes on the signal that has ended process 1 of the sandbox.
-        number = -code if code < 0 else code - 128 if code > 128 else 0
-        return f", by signal {number}" if number else f", with exit code {code}"
-
-    def last_output(self) -> str:
-        """Return ": " and the last output of the launcher and the sandbox agent, at most 2000 bytes; empty without output."""
-        if self._complaints is None:
-            return self._words
-        size = os.fstat(self._complaints).st_size
-        text = os.pread(self._complaints, 2000, max(0, size - 2000)).decode(errors="replace").strip()
-        return f": {text}" if text else ""
-
-
-def _send_gate(ours: socket.socket) -> Gate:
-    """Return our end of a new Unix socket. The first byte of the sandbox agent's standard input carries the other end."""
-    gate, its = socket.socketpair()
-    # an error is ignored here: if the sandbox agent has died already, the wait for its hello fails
-    with its, suppress(BrokenPipeError, ConnectionResetError):
-        socket.send_fds(ours, [b"G"], [its.fileno()])
-    return Gate(gate)
-
-
 def _is_over_limit(report: OverLimit | KernelKills | SandboxKills) -> bool:
     """Whether the sandbox used more memory than its limit."""
     match report:
@@ -632,7 +333,7 @@ def _is_over_limit(report: OverLimit | KernelKills | SandboxKills) -> bool:
     return False
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def folder_identity(folder: Path) -> tuple[int, int] | None:
     """Return what tells a folder from a later one with the same path; None if there is none."""
     try:
         info = folder.stat()

@@ -12,12 +12,10 @@ import fcntl
 import hashlib
 import os
 import select
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 import zstandard
@@ -156,11 +154,6 @@ class PipeEnd:
             if poll.poll(_POLL_SECONDS * 1000):
                 return True
         return False
-
-
-def nameless_file(folder: Path | None = None) -> BinaryIO:
-    """Return a new file without a name, in the folder or among the temporary files."""
-    return tempfile.TemporaryFile(dir=folder)
 
 
 def compress(end: PipeEnd, file: BinaryIO, most: int | None = None) -> tuple[str, int, int]:

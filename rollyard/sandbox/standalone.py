@@ -12,7 +12,8 @@ from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 
 @asynccontextmanager

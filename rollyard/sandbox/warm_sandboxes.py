@@ -22,7 +22,8 @@ from rollyard.core.errors import RollyardError, SandboxError, SandboxLost
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.sandbox.base import SandboxSpec
 from rollyard.sandbox.free_memory import free_memory
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.warm_demand import RECENT_SECONDS, Need, to_end, to_start, wanted
 
 log = logging.getLogger(__name__)

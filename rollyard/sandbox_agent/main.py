@@ -51,7 +51,8 @@ def main() -> None:
         frame = stream.receive()
         if frame is not None:
             user = _own_user(frame[0].get("user"))
-            _forbid_tracing()
+            # the task, which has the same uid, may neither trace this process nor open its memory or socket
+            prctl(PR_SET_DUMPABLE, 0)
             threads = OwnThreads()
             set_filter(threads.last_id)
             if user is not None and user.uid == 0:
@@ -112,8 +113,3 @@ def _lower_open_files() -> None:
     process closes each of them on its own."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, _OPEN_FILES), hard))
-
-
-def _forbid_tracing() -> None:
-    """Forbid the task, which has the same uid, to trace this process and to open the process's memory or socket."""
-    prctl(PR_SET_DUMPABLE, 0)

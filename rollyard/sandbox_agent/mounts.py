@@ -22,7 +22,7 @@ class Mounts:
         for line in lines:
             left, _, right = line.partition(b" - ")
             point, options = left.split(b" ")[4:6]
-            point = _unescaped(point)
+            point = re.sub(rb"\\(\d{3})", lambda found: bytes([int(found[1], 8)]), point)
             if point != b"/":
                 self.points.add(point)
             writable.pop(point, None)  # a later mount hides the earlier one
@@ -51,7 +51,3 @@ def read_mounts() -> Mounts:
 def _is_of_the_kernel(point: str) -> bool:
     inside = any(point == place or point.startswith(place + "/") for place in _OF_THE_KERNEL)
     return inside and point != _SHARED_MEMORY
-
-
-def _unescaped(name: bytes) -> bytes:
-    return re.sub(rb"\\(\d{3})", lambda found: bytes([int(found[1], 8)]), name)

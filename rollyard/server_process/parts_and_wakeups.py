@@ -83,7 +83,7 @@ class Routing:
     def rebalancer(self, ask_external: Callable[[str, str, bool], bool]) -> Rebalancer:
         """Make the part that moves sessions. `ask_external` requests the move of an external agent's session."""
         made = Rebalancer(self.endpoints, self.choice, self.sessions, self.hints.send, ask_external)
-        wake(self.endpoints.endpoint_changed, lambda state: made.wake())
+        wake(self.endpoints.endpoint_changed, lambda state: made.waker.wake())
         wake(self.endpoints.token_renewed, made.ask_all)
         return made
 
@@ -209,13 +209,13 @@ class _Wakes:
         wake(p.node_agents.node_agent_changed, self.dispatch_to, self.resize, self.reconcile_node_agent)
         wake(p.node_agents.room_offered, p.dispatcher.wake)
         wake(p.node_agents.work_moved, self.resize)
-        wake(p.node_agents.widths_changed, self.resize, self.show_widths, lambda agent: p.batch_keeper.wake())
+        wake(p.node_agents.widths_changed, self.resize, self.show_widths, lambda agent: p.batch_keeper.waker.wake())
         wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.check_staleness, self.reconcile_endpoint)
         wake(p.endpoints.weights_changed, self.dispatch_near, self.check_staleness)
         wake(p.endpoints.capacity_freed, self.dispatch_near)
         wake(p.sessions.template_proven, lambda one: p.endpoints.note_proof(one.tokenizer, one.proof))
-        wake(p.endpoints.endpoint_suspected, lambda endpoint: p.prober.wake())
-        wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
+        wake(p.endpoints.endpoint_suspected, lambda endpoint: p.prober.suspected.wake())
+        wake(p.endpoints.externals_changed, lambda pool: p.prober.relisted.wake())
         wake(p.settlements.batch_changed, p.batches.notify)
         wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
         wake(p.images.changed, self.show_images)
@@ -241,7 +241,7 @@ class _Wakes:
         self._resizer.wake(pool)
 
     def check_staleness(self, changed: EndpointState | PoolKey) -> None:
-        self._parts.weights_watch.wake()
+        self._parts.weights_watch.waker.wake()
 
     def reconcile_node_agent(self, agent: ConnectedNodeAgent) -> None:
         self._manager.add(RolloutPool.key_of(*agent.pool))

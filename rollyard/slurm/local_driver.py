@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollyard.core.errors import SlurmError, SubmitRefused
@@ -124,7 +124,7 @@ class LocalDriver:
 
     def _list_jobs(self) -> JobListing:
         taken_at, jobs, ended = time.time(), {}, {}
-        for folder in self._folders():
+        for folder in (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name)):
             job = self._ended.get(folder.name) or self._observe(folder)
             if job is None:
                 continue
@@ -137,9 +137,6 @@ class LocalDriver:
                 jobs[job.id] = job
         self._ended = ended
         return JobListing(taken_at, jobs)
-
-    def _folders(self) -> Iterator[Path]:
-        return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
 
     def _observe(self, folder: Path) -> Job | None:
         with contextlib.suppress(FileNotFoundError):  # another driver is removing the folder

@@ -27,7 +27,7 @@ from typing import Any
 
 if not __package__:  # with -I, Python does not look for our packages
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-from rollyard.core.process_tree import adopt_orphans, descendants, reap, signal_all, stat
+from rollyard.core.process_tree import adopt_orphans, boot_id, descendants, reap, signal_all, stat
 
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
@@ -139,8 +139,7 @@ def exit_code(status: int | None) -> int | None:
 
 
 def process_identity(pid: int) -> dict[str, Any]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return {"pid": pid, "start": int(stat(pid)[19]), "boot": boot}
+    return {"pid": pid, "start": int(stat(pid)[19]), "boot": boot_id()}
 
 
 def end_record(state: str, code: int, reason: str | None = None) -> dict[str, Any]:

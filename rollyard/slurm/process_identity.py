@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rollyard.core.process_tree import stat, with_variable
+from rollyard.core.process_tree import boot_id, stat, with_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,6 @@ class ProcessIdentity:
             os.kill(self.pid, signal)
             return True
         return False
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> int | None:

@@ -40,7 +40,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
     if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
         return wrong
     # A job may start in any of these partitions. So there is an error only if every partition refuses the job.
-    found = [_refusals(template, partition, site) for partition in partitions]
+    found = [[*_limits(template, partition), *_sizes(template, partition, site)] for partition in partitions]
     return min(found, key=len) if all(found) else []
 
 
@@ -108,10 +108,6 @@ def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Caus
         yield _cause(
             "constraint", f"no node has the feature {_some_names(names)}; known features: {_some_names(known)}"
         )
-
-
-def _refusals(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    return [*_limits(template, partition), *_sizes(template, partition, site)]
 
 
 def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Cause]:

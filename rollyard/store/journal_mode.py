@@ -56,15 +56,11 @@ def file_system_of(folder: Path) -> str:
         return found
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
-        point = _unescape(left.split()[4])
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), left.split()[4])
         # Of several mounts at the same point, the last mount hides the earlier ones.
         if len(point) >= best and (path == point or path.startswith(point.rstrip("/") + "/")):
             best, found = len(point), right.split()[0]
     return found
-
-
-def _unescape(word: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), word)
 
 
 def _probe_write(folder: Path) -> None:

@@ -122,6 +122,15 @@ class RolloutQueries:
         )
         return int(self._db.execute(query, pool).fetchone()[0])
 
+    def count_checks(self, pool: PoolKey) -> tuple[int, int]:
+        """Numbers of a pool's checks that are queued, and that are leased, without those at EVAL."""
+        query = (
+            "SELECT count(*), count(holder) FROM rollouts INDEXED BY rollouts_checks "
+            "WHERE mode = 'check' AND cursor IS NULL AND namespace = ? AND pool = ? AND stage != 'EVAL'"
+        )
+        live, leased = self._db.execute(query, pool).fetchone()
+        return live - leased, leased
+
     def queue_places(
         self, namespace: str, pool: str, now: float, limit: int, default_image: str = ""
     ) -> dict[Stage, dict[int, int]]:

@@ -40,6 +40,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     counts = reading(RolloutQueries.counts)
     reward_mean = reading(RolloutQueries.reward_mean)
     count_queued = reading(RolloutQueries.count_queued)
+    count_checks = reading(RolloutQueries.count_checks)
     queue_places = reading(RolloutQueries.queue_places)
     missing_images = reading(RolloutQueries.missing_images)
     count_without_image = reading(RolloutQueries.count_without_image)

@@ -10,7 +10,7 @@ from itertools import islice
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
+from rollyard.kinds.rollout import CHECK, STAGES_LAST_FIRST, Stage
 from rollyard.store import metadata_items, missing_image_rows, row_codec, snapshot_table
 from rollyard.store.base import (
     BlobRef,
@@ -79,12 +79,12 @@ class Transaction(RolloutQueries):
         return self._cursor
 
     def _update_counts(self, record: RolloutRecord) -> None:
-        rewarded = record.reward is not None
+        reward = record.reward if record.mode != CHECK else None  # the mean reward is that of policies
         self._db.execute(
             "INSERT INTO tallies VALUES (?, ?, ?, ?, 1, ?, ?) "
             "ON CONFLICT (namespace, pool, stage, status) DO UPDATE SET records = records + 1, "
             "rewarded = rewarded + excluded.rewarded, rewards = rewards + excluded.rewards",
-            (record.namespace, record.pool, record.stage.value, record.status.value, rewarded, record.reward or 0.0),
+            (record.namespace, record.pool, record.stage.value, record.status.value, reward is not None, reward or 0.0),
         )
 
     def queued(
@@ -99,13 +99,15 @@ class Transaction(RolloutQueries):
         losses_below: int | None = None,
         default_image: str | None = None,
         after: RolloutRecord | None = None,
+        mode: str | None = None,
     ) -> list[RolloutRecord]:
         """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
 
         The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
         only records without a minimum version or with one of these minimum versions. `losses_below`: only records with
         fewer losses. `default_image`: only records whose image is not held at `now`; this is the image of the records
-        that name none. None: all records. `after`: in each stage only records behind this record.
+        that name none. None: all records. `after`: in each stage only records behind this record. `mode`:
+        CHECK for checks alone.
         """
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
@@ -116,16 +118,19 @@ class Transaction(RolloutQueries):
             if room <= 0:
                 break
             lines = [
-                self._queue_rows(also + triable, [*pool, stage.value, now, *values, *image_values, room])
+                self._queue_rows(mode, also + triable, [*pool, stage.value, now, *values, *image_values, room])
                 for pool in pools
                 for triable, image_values in [_image_condition(pool, stage, default_image, now)]
             ]
             found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.queue_rank, r.seq)), room))
         return found
 
-    def _queue_rows(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
+    def _queue_rows(self, mode: str | None, also: str, values: Sequence[object]) -> list[RolloutRecord]:
+        index, of_mode = (
+            ("rollouts_checks", "mode = 'check' AND cursor IS NULL AND ") if mode else ("rollouts_queued", "")
+        )
         query = (
-            f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
+            f"{row_codec.select(index)} WHERE {of_mode}status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
             f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, queue_rank, seq LIMIT ?"
         )
         return [row_codec.from_row(r) for r in self._db.execute(query, values)]

@@ -1,4 +1,4 @@
-"""Sessions of external agents and their calls: `SessionStore` on the database."""
+"""Sessions of external agents and their calls."""
 
 from __future__ import annotations
 
@@ -18,30 +18,40 @@ _COLUMNS = "instance, id, namespace, pool, request, created_at, model, tokenizer
 
 
 class SessionTables:
+    """Store of sessions. What a method writes is on disk when the method returns. All methods raise Unavailable."""
+
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer = writer
         self._readers = readers
 
     async def load(self) -> tuple[list[StoredSession], dict[str, str]]:
+        """Return the sessions in the order in which they were opened, and the ids of the last removed sessions, each with
+        the reason."""
         return await self._readers.call(_load)
 
     async def add(self, session: StoredSession) -> None:
+        """Store a new session. Storing it again changes nothing."""
         await self._writer.call(partial(_add, session))
 
     async def append(self, instance: str, calls: Sequence[StoredCallBytes], progress: SessionProgress) -> None:
+        """Store calls. A call that is already stored stays as it is. If the session was removed, nothing is stored."""
         await self._writer.call(partial(_append, instance, calls, progress))
 
     async def calls(self, instance: str) -> list[StoredCallBytes]:
+        """Return the calls of a session in the order of their turns."""
         return await self._readers.call(partial(_calls, instance))
 
     async def close(self, instance: str) -> None:
+        """Store that the session takes no more calls."""
         close = "UPDATE sessions SET state = 'Closed' WHERE instance = ? AND state = 'Open'"
         await self._writer.call(lambda unit: unit.db.execute(close, (instance,)))
 
     async def remove(self, instance: str, why: str) -> None:
+        """Delete a session with its calls, and keep the reason."""
         await self._writer.call(partial(_remove, instance, why))
 
     async def note(self, idle: Mapping[str, float], delivered: Sequence[tuple[str, int]]) -> None:
+        """Store the seconds without use of sessions, and the turns (instance, turn) whose answers were delivered."""
         await self._writer.call(partial(_note, idle, delivered))
 
 

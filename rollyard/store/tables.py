@@ -56,6 +56,9 @@ CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "grou
 CREATE INDEX rollouts_queued
     ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before, image, eval_image)
     WHERE status = 'Queued' AND holder IS NULL;
+-- Checks need no model server, so they can be granted while those of all other rollouts are full.
+CREATE INDEX rollouts_checks ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq)
+    WHERE mode = 'check' AND cursor IS NULL;
 CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
 -- This index also has the columns of its WHERE condition. Otherwise SQLite would read the table as well.
 CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;

@@ -156,8 +156,9 @@ class Handler(Protocol):
       gets the models by role: `environment(self, task, sandbox, models: RoleModels)`.
     - `eval_from_snapshot(self, task: Task) -> bool`. True: the fresh sandbox of `evaluate` has all files that the agent's
       sandbox had changed at the end of RUN, and none of its processes.
-    - `async solve(self, task: Task, sandbox: Sandbox) -> None`. Applies the task's reference solution to RUN's sandbox, after
-      `init` and in place of an agent, so that a check of the task can score it. Raises TaskError if the task has none.
+    - `async solve(self, task: Task, sandbox: Sandbox) -> str | None`. Applies the task's reference solution to RUN's sandbox,
+      after `init` and in place of an agent, so that a check of the task can score it. A kind whose agents answer in words
+      returns the answer, which is then the text of the only turn. Raises TaskError if the task has none.
     - `async probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None`, with `eval_from_snapshot`. Raises SandboxError
       or TaskError if `evaluate` cannot use this sandbox. It is called after an evaluation that failed: if a sandbox of the
       image alone passes, and one with the agent's files does not, the reward is 0. Default: bash runs a command in time.

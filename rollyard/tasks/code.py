@@ -76,6 +76,14 @@ class CodeHandler:
     async def probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None:
         await _check_python(sandbox, seconds)
 
+    async def solve(self, task: Task, sandbox: Sandbox) -> None:
+        code = task.fields_as(CodeTask)
+        if code.reference is None:
+            raise TaskError(
+                "the task has no reference solution; add the text of the right file as its field `reference`"
+            )
+        await write_files(sandbox, {code.solution: code.reference})
+
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is a
         mistake of the agent."""

@@ -148,6 +148,7 @@ class GuardedHandler(_Guarded):
         )
         self._from_snapshot = getattr(handler, "eval_from_snapshot", None)
         self._probe = getattr(handler, "probe", None)
+        self._solve = getattr(handler, "solve", None)
         self.eval_needs_sandbox = handler.eval_needs_sandbox
 
     async def close(self) -> None:
@@ -222,15 +223,18 @@ class GuardedHandler(_Guarded):
             made = await self._make_environment(task, sandbox, *more)
         return None if made is None else GuardedEnvironment(self._kind, made, models)
 
-    async def solve(self, task: Task, sandbox: Sandbox) -> None:
-        """Apply the reference solution in place of an agent. Raises TaskError if there is none."""
-        if (solve := getattr(self._handler, "solve", None)) is None:
+    async def solve(self, task: Task, sandbox: Sandbox) -> str | None:
+        """Apply the reference solution in place of an agent. Return its answer in words; None if it has none. Raises TaskError
+        if there is no reference solution."""
+        if self._solve is None:
             raise TaskError(
                 f"task kind {self._kind!r} has no reference solutions: give its handler a method `async def solve(self, task, "
                 "sandbox)`"
             )
         with self._guard("solve"):
-            await solve(task, sandbox)
+            answer = await self._solve(task, sandbox)
+            self._check("solve", answer, answer is None or _text(answer), "None, or the text of an answer")
+        return None if answer is None else str(answer)
 
     async def probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None:
         """Ask whether `evaluate` can use the sandbox. Raises SandboxError or TaskError if not."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_bytes import REPLACEMENT
 
-THINK_BEGINS, THINK_ENDS = "<think>", "</think>"
+THINK_ENDS = "</think>"
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
 RECIPIENT = ">>>"

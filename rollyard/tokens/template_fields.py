@@ -2,7 +2,8 @@
 template.
 
 Templates write thoughts, calls, the ids of calls and their results from fields, but under different names and in
-different forms. `TemplateFields.shaped` gives a message the form that the template reads.
+different forms. `TemplateFields.shaped` gives a message the form that the template reads. The fields
+and the probes that find them are in one file, because each field has one probe.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ prompt length and response length of a turn. All other fields are JSON: one text
 and the text `about` for the whole file. The texts of samples, segments and turns are parsed on demand. The metadata has
 the name of the form and its version. A later release may add arrays under the same version: a reader ignores arrays
 that it does not know, and refuses a file of a higher version.
+
+Writer and reader are in one file, because each array is made, checked, cut, joined and read in the same order.
 """
 
 from __future__ import annotations

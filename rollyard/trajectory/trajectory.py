@@ -12,6 +12,8 @@ class Trajectory(Outcome):
     forked_from: ForkPoint | None = None
     """Turn of another rollout from which this one went on. All tokens up to there have a loss mask of 0 here; the other
     rollout has them with logprobs."""
+    regrade_of: str | None = None
+    """Rollout whose stored artifact this one scored again."""
 
     id: str
     namespace: str = "default"

@@ -50,7 +50,6 @@ class Identity(WireMessage):
     instance: str
     """Random id that the process makes at its start."""
     node: str
-    pid: int = 0
     protocol: int = PROTOCOL
 
 

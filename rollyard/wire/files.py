@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.base import WireMessage
 
@@ -14,7 +12,6 @@ class AllocationFile(WireMessage):
     allocation: str
     namespace: str
     uid: str
-    pool_kind: Literal["InferencePool", "RolloutPool"]
     pool: str
     endpoint_file: str
     """Path of the server's `endpoint.json`. The job reads this file again before each reconnect."""

@@ -15,7 +15,7 @@ from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.wire.base import PROTOCOL, Count, Identity, StoredCount, StoredSeconds, WireMessage
+from rollyard.wire.base import Count, Identity, StoredCount, StoredSeconds, WireMessage
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.tool_proof import TemplateProof
 
@@ -135,8 +135,6 @@ class Hello(WireMessage):
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
     ready_images: list[str] = []
     """Names, in normal form, of the images of registries that are complete on the node."""
-    attachments: list[str] = []
-    """Kinds of attachments (`wire/attach.py`) that the node agent knows."""
 
 
 class CapacityRequest(WireMessage):
@@ -262,8 +260,6 @@ class ToolProofs(WireMessage):
 
 class Welcome(WireMessage):
     type: Literal["welcome"] = "welcome"
-    protocol: int = PROTOCOL
-    epoch: int
     lease_seconds: float
     """Seconds from a lease's last renewal to its end. At the end the node agent stops the work of the lease."""
     sandbox: SandboxTemplate

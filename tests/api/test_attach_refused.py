@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.core.errors import ApiError, Incompatible, RequestTimeout, Unavailable
+from rollyard.core.errors import ApiError, RequestTimeout, Unavailable
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.wire.attach import AttachKind, Start
@@ -28,17 +28,6 @@ async def attach(api: Api) -> None:
             pass
 
 
-async def test_an_older_node_agent_is_named_with_what_replaces_it(serving: Serve) -> None:
-    async with serving() as api:
-        await leased(api, "r")
-        connect(api, [], attachments=frozenset())
-        said = await refused(api, Incompatible)
-        assert said.startswith(
-            "rollout r runs in allocation swe-0, whose node agent is of an older release, without exec"
-        )
-        assert "`rollyard delete allocation swe-0` replaces this one now" in said
-
-
 async def test_after_a_restart_of_the_server_exec_works_when_the_node_agent_is_back(
     serving: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,15 +37,13 @@ async def test_after_a_restart_of_the_server_exec_works_when_the_node_agent_is_b
     async with serving() as api:
         assert "is not connected now; try again in a few seconds" in await refused(api, Unavailable)
         sent: list[ToNode] = []
-        connect(api, sent, attachments=frozenset({"exec"}))
+        connect(api, sent)
         assert "did not answer within 0.1 s; try again" in await refused(api, RequestTimeout)
         (asked,) = [message for message in sent if isinstance(message, Attach)]
         assert (asked.lease.id, asked.kind) == ("r", "exec")
 
 
-def connect(api: Api, sent: list[ToNode], attachments: frozenset[str]) -> None:
+def connect(api: Api, sent: list[ToNode]) -> None:
     identity = Identity(allocation="swe-0", namespace="default", uid="u", job_id="1", instance="i", node="n1")
     pool = PoolKey("default", "swe")
-    api.node_agents.connect(
-        ConnectedNodeAgent(identity, pool, sent.append, expel=lambda: None, attachments=attachments)
-    )
+    api.node_agents.connect(ConnectedNodeAgent(identity, pool, sent.append, expel=lambda: None))

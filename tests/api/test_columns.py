@@ -39,7 +39,7 @@ async def node_agent(api: Api, folder: Path) -> AsyncIterator[ResultUploads]:
     endpoint = folder / "endpoint.json"
     endpoint.write_text(json.dumps({"url": api.url, "epoch": 1}))
     allocation = AllocationFile(
-        allocation="a", namespace="default", uid="u", pool_kind="RolloutPool", pool="swe", endpoint_file=str(endpoint),
+        allocation="a", namespace="default", uid="u", pool="swe", endpoint_file=str(endpoint),
         ca_file="", scratch="",
     )  # fmt: skip
     token = api.parts.signer.issue(Role.NODE, "u")

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.api.metrics import endpoint_metrics
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad
 from tests.support import make
+from tests.support.manual_clock import ManualClock
 
 KEY = PoolKey("default", "policy")
 

@@ -126,6 +126,10 @@ async def test_a_pool_without_a_policy_is_refused_at_submit(serving: Serve) -> N
         assert status == 422
         assert "RolloutPool 'swe' has no InferencePool for the role 'policy'" in answer["message"]
         assert "add `inference: {policy: <InferencePool>}` to its spec" in answer["message"]
+        check = {"mode": "check", "agent": {"type": "nothing"}}
+        assert (await submit(api, "b", **check))[0] == 202, "a check has no policy"
+        assert await waiting(api) == {"b": "PoolNotReady"}
+        assert (await submit(api, "c", min_weights_version="v1", **check))[0] == 422
 
 
 async def test_a_rollout_in_init_says_what_its_node_makes_once(serving: Serve) -> None:

@@ -20,7 +20,7 @@ from rollyard.node import run_snapshots
 from rollyard.node.run_snapshots import RunSnapshots
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.server.rollouts import lease_reports
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.node import LeaseRef, SnapshotHeader

@@ -14,7 +14,7 @@ from rollyard.kinds.base import ConditionUpdate, ObjectKey, evolve, set_conditio
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.installed_task_fields import offers_tools
 from rollyard.kinds.rollout import Task
-from rollyard.reconcilers.tool_calls_condition import tool_calls
+from rollyard.reconcilers.conditions import tool_calls
 from rollyard.wire.tool_proof import ToolProof
 from tests.api.test_batches import tasks
 from tests.api.test_rollouts_waiting import pool, submit

@@ -24,7 +24,6 @@ def job(tmp_path: Path) -> Path:
         "allocation": "policy-0",
         "namespace": "default",
         "uid": "u",
-        "pool_kind": "InferencePool",
         "pool": "policy",
     }
     given = {

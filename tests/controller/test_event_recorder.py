@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollyard.controller.event_recorder import MAX_MESSAGE, EventRecorder
-from rollyard.core.clock import ManualClock, as_datetime
+from rollyard.core.clock import as_datetime
 from rollyard.kinds.event import Event
 from rollyard.store.object_store import ObjectStore
 from rollyard.store.store import Store
 from tests.support.make import rollout_pool
+from tests.support.manual_clock import ManualClock
 
 
 async def events(store: ObjectStore) -> list[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.controller.expectations import Expectations
-from rollyard.core.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 
 def test_an_owner_waits_until_everything_was_seen() -> None:

@@ -196,6 +196,8 @@ def move_back(kubeconfig: Path) -> None:
     with Client(kubeconfig=kubeconfig) as client:
         update = WeightsUpdate(version="moved3", path=str(MODEL), mode="Abort", transfer=True)
         ended = client.transfer_weights("default", "policy", update, send)
+        listed = next(client.rollouts(pool="demo"))
+        assert client.rollout_history(listed.id).id == listed.id
     assert ended.operation is not None
     assert ended.operation.message.startswith("moved3 is served by 2 of 2 endpoints"), ended.operation.message
     assert "without a transfer" not in ended.operation.message

@@ -22,7 +22,7 @@ from rollyard.images.cache import ImageCache
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.image_builds.conftest import Builder
 from tests.support.image_registry import Pusher, digest, running_registry
 from tests.support.open_python import open_python

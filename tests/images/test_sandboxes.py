@@ -16,7 +16,7 @@ from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.warm_sandboxes import WarmSandboxes
 from tests.support.image_registry import BASE, Pusher, gz, hard_link, tar
 from tests.support.until import until

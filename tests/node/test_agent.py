@@ -62,7 +62,6 @@ class Yard:
             allocation=meta.name,
             namespace=meta.namespace,
             uid=meta.uid,
-            pool_kind="RolloutPool",
             pool="swe",
             endpoint_file=str(self.data / "endpoint.json"),
             ca_file=str(self.data / "ca.pem"),

@@ -25,7 +25,8 @@ from rollyard.core.errors import (
 from rollyard.node.broken_sandbox import Probe, judge
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.guarded_handler import answers
 from tests.support.host_processes import descendants
 

@@ -13,6 +13,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import AgentSpec, ForkPoint, Sampling, Status
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.fork import go_on_from
+from rollyard.tasks.own_tools import ToolResult
 from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
@@ -44,8 +45,8 @@ class Echo:
 
     offered = ("bash",)
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        return f"result of {arguments['command']}"
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(f"result of {arguments['command']}")
 
 
 def begun(template: ChatTemplate, question: Any = QUESTION) -> AgentProgress:

@@ -20,7 +20,8 @@ from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
 from rollyard.node.sandbox_specs import SandboxSpecs
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.base import Handler, Score
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tasks.installed_handlers import Handlers

@@ -17,7 +17,7 @@ from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node.harness import Harness
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler

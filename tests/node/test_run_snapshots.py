@@ -16,7 +16,8 @@ from rollyard.node.eval_files import EvalFiles
 from rollyard.node.run_snapshots import RunSnapshots
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.wire.node import LeaseRef, SnapshotHeader
 
 REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)

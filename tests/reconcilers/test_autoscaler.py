@@ -17,9 +17,9 @@ from rollyard.reconcilers.autoscaler import (
     Metric,
     ScaleDecision,
     ScalerMemory,
+    SlidingMax,
     autoscale,
 )
-from rollyard.reconcilers.sliding_max import SlidingMax
 
 START = 1_700_000_000.0
 EACH = 4

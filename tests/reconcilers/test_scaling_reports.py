@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger
 from rollyard.kinds.base import evolve
@@ -19,6 +18,7 @@ from rollyard.reconcilers.pool_size import decide_size
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.session_index import SessionIndex
 from tests.support import make
+from tests.support.manual_clock import ManualClock
 from tests.support.reconciler_site import Site
 
 KEY = PoolKey("default", "policy")

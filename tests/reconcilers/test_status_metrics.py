@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.pool import PoolKey
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
@@ -13,6 +12,7 @@ from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointReg
 from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad
 from tests.support import make
+from tests.support.manual_clock import ManualClock
 from tests.support.reconciler_site import Site
 
 KEY = PoolKey("default", "policy")

@@ -10,8 +10,7 @@ import pytest
 from rollyard.kinds.base import Condition, ConditionUpdate, set_conditions
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.schema.columns import pool_reason
-from rollyard.reconcilers.conditions import changes
-from rollyard.reconcilers.tool_calls_condition import tool_calls
+from rollyard.reconcilers.conditions import changes, tool_calls
 from rollyard.wire.tool_proof import ToolProof
 
 

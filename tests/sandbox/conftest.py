@@ -13,7 +13,8 @@ import pytest_asyncio
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 SMALL = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 

@@ -11,7 +11,8 @@ import pytest
 
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.support.cut_off import cut_off
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -26,7 +26,7 @@ job.mkdir()
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.cgroups import NoDelegation, SandboxCgroups
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 found = {}
 try:

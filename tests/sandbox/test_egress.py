@@ -15,7 +15,8 @@ import pytest
 
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.sandbox.conftest import SMALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

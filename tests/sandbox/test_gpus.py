@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.sandbox import gpus, sandbox
+from rollyard.sandbox import gpus, sandbox_factory
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.gpus import Gpu, GpuCounter, allocated_gpus, node_binds, visible_gpus
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,7 +76,7 @@ async def test_device_nodes_of_these_gpus_alone(nodes: Path) -> None:
 
 async def test_a_sandbox_with_a_gpu(runtime: Runtime, nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Gpu(str(n), nodes / f"nvidia{n + 2}") for n in range(2)]
-    monkeypatch.setattr(sandbox, "allocated_gpus", lambda: found)
+    monkeypatch.setattr(sandbox_factory, "allocated_gpus", lambda: found)
     spec = SandboxSpec(None, Limits(1, 1 << 30, 64 << 20), gpus=1)
     look = "ls -d /dev/nvidia[0-9]* 2> /tmp/e; cat /dev/nvidia[0-9]*; echo $CUDA_VISIBLE_DEVICES; ulimit -v"
     async with SandboxFactory(runtime) as factory:

@@ -11,7 +11,8 @@ import pytest
 
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.support.host_processes import descendants, host_processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.wire.node import LeaseRef
 from tests.support.until import until
 

@@ -19,7 +19,8 @@ from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.sandbox.base import Runtime, SandboxSpec
 from rollyard.sandbox.bubblewrap import Bubblewrap
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.until import until
 
@@ -35,7 +36,8 @@ OWNER = """
 import asyncio, sys
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 async def main():
     sandboxes = SandboxFactory(find_runtime(sys.argv[1]))
@@ -185,7 +187,7 @@ async def test_an_agent_that_hangs_is_a_lost_sandbox(
     with pytest.raises(SandboxLost, match="no answer within"):
         await sandbox.bash("echo", 0.2)
     assert not sandbox.alive
-    monkeypatch.setattr("rollyard.sandbox.sandbox.END_SECONDS", 0.2)
+    monkeypatch.setattr("rollyard.sandbox.launcher.END_SECONDS", 0.2)
     await sandbox.close()
     await until(lambda: not any(one.runs for one in family))
 

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.sandbox.conftest import SMALL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

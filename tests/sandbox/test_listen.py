@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.support.host_processes import host_processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

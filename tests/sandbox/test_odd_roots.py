@@ -12,7 +12,8 @@ from rollyard.core.errors import ImageUnavailable
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.sandbox.conftest import SMALL
 from tests.support.small_roots import busybox_root
 

@@ -34,7 +34,7 @@ import asyncio, os, resource, threading
 from pathlib import Path
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 FORK = "import os, time\\ntry: os.fork()\\nexcept BlockingIOError: open('/tmp/refused', 'w').close()"
 over = threading.Event()

@@ -9,7 +9,8 @@ import pytest
 
 from rollyard.sandbox.base import SandboxSpec
 from rollyard.sandbox.program import STDERR, STDOUT, Program, ProgramSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

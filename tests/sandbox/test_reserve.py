@@ -15,7 +15,7 @@ JOB = """
 import asyncio, signal, sys
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 HOG = "python3 -c 'import time; kept = [time.sleep(0.02) or bytearray(5 << 20) for n in range({})]; time.sleep(600)'"
 

@@ -17,7 +17,7 @@ from rollyard.sandbox.base import Runtime, SandboxSpec
 from rollyard.sandbox.bubblewrap import Bubblewrap
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.sandbox.root_mount import RootMount, find_root_mount
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.sandbox.conftest import SMALL
 from tests.support.debian_packages import debian_program
 from tests.support.small_roots import busybox_root
@@ -34,7 +34,7 @@ from dataclasses import replace
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 async def main(name, program, image, command):
     runtime = find_runtime(name)

@@ -18,7 +18,8 @@ from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.bubblewrap import Bubblewrap
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.root_mount import RootMount
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MOUNT = RootMount(node_cache() / "scratch-1")

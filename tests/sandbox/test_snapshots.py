@@ -16,7 +16,8 @@ from rollyard.core.errors import SandboxLost, SnapshotUnusable, TooLarge
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.snapshot import PipeEnd, SandboxSnapshot
 from rollyard.sandbox_agent.incremental_tar import END, FILE, ChangedFile, encoded
 from tests.sandbox.conftest import SMALL

@@ -19,7 +19,7 @@ from rollyard.core.errors import ImageUnavailable
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox import warm_sandboxes
 from rollyard.sandbox.base import Runtime, SandboxSpec
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.warm_sandboxes import WarmSandboxes
 from tests.support.host_processes import HostProcess, descendants
 from tests.support.until import until
@@ -272,7 +272,7 @@ OWNER = """
 import asyncio, sys
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.warm_sandboxes import WarmSandboxes
 
 async def main():

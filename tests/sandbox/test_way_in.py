@@ -14,7 +14,7 @@ from rollyard.core.errors import SandboxBroken, SandboxSilent
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.sandbox.conftest import SMALL
 from tests.support.sandbox_processes import agent, whose_command_has
 from tests.support.small_roots import busybox_root

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.clock import ManualClock
 from rollyard.store import journal_mode
 from rollyard.store.store import Store
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from typing import Any
 
 import zstandard
 
-from rollyard.core.clock import ManualClock
 from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredChat, StoredPrompt, StoredTurn, checksum
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
@@ -50,6 +49,7 @@ from rollyard.trajectory.columns import encode
 from rollyard.trajectory.stored_session import SessionProgress, StoredCallBytes, StoredSession
 from tests.support.filled import filled
 from tests.support.make import event, rollout
+from tests.support.manual_clock import ManualClock
 from tests.wire.samples import ERROR, LEASE, OUTCOME
 
 FOLDER = Path(__file__).with_name("recorded")
@@ -97,20 +97,21 @@ def objects() -> list[KindObject]:
 
 def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
     """A record in which every field has a value that a record of this status may have."""
-    ended, running = status.terminal, status is Status.RUNNING
+    ended, running, checks = status.terminal, status is Status.RUNNING, status is Status.CANCELLED
     request = RolloutRequest(
         id=status.value,
         pool="rolloutpool",
         task=LEASE.task,
         group="g",
-        agent=FORKED if status is Status.QUEUED else LEASE.agent,
+        agent=CHECKING if checks else FORKED if status is Status.QUEUED else LEASE.agent,
+        regrade_of="r.0" if checks else None,
         sampling=LEASE.sampling,
         budgets=LEASE.budgets,
         priority=1,
-        mode="eval",
-        min_weights_version="v2",
-        group_version="same",
-        max_staleness=2,
+        mode="check" if checks else "eval",
+        min_weights_version=None if checks else "v2",
+        group_version="any" if checks else "same",
+        max_staleness=None if checks else 2,
     )
     return rollout(
         status.value,
@@ -118,7 +119,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         pool="rolloutpool",
         group="g",
         sample_index=1,
-        mode="eval",
+        mode=request.mode,
         priority=1,
         status=status,
         stage=Stage.EVAL if ended else Stage.RUN if running else Stage.INIT,
@@ -152,6 +153,8 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
 
 FORKED = AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3))
 """Fields that only the built-in loop may have."""
+CHECKING = AgentSpec(type="script", script="exit 1")
+"""Fields that only a check may have."""
 LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.clock import ManualClock, as_datetime
+from rollyard.core.clock import as_datetime
 from rollyard.core.errors import AlreadyExists, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.store.store import Store
 from tests.support.make import event, rollout_pool
+from tests.support.manual_clock import ManualClock
 
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="swe")
 

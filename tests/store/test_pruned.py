@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.store import blobs, database, pack_store, pruning, rollout_store, writer
@@ -29,6 +28,7 @@ from rollyard.store.base import RolloutFilter, RolloutRecord
 from rollyard.store.blobs import PackWriter
 from rollyard.store.store import Store
 from tests.support.make import rollout
+from tests.support.manual_clock import ManualClock
 
 POOL = PoolKey("default", "p")
 ROOT = Path(__file__).resolve().parents[2]

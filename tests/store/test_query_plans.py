@@ -27,6 +27,8 @@ QUESTIONS: dict[str, Ask] = {
     "queued behind": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, kinds={"math"}, after=rollout("r")),
     "queued with least versions": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, minima={"v1", "v2"}),
     "queued without missing images": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, default_image="a"),
+    "queued checks": lambda db, tx: tx.queued([POOL], [Stage.INIT], 0.0, 5, mode="check"),
+    "number of checks": lambda db, tx: tx.count_checks(POOL),
     "queued of an image": lambda db, tx: tx.queued_of_image(POOL, "a", 0.0, 5),
     "missing images": lambda db, tx: tx.missing_images(POOL),
     "queued that wait for images": lambda db, tx: tx.count_without_image(POOL, "a", 0.0),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.store import database
@@ -16,6 +15,7 @@ from rollyard.store.base import RolloutRecord, StoredSnapshot
 from rollyard.store.blobs import PackWriter
 from rollyard.store.store import Store
 from tests.support.make import rollout
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.fixture(autouse=True)

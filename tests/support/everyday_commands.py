@@ -22,7 +22,7 @@ from typing import cast
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 Answer = tuple[int, str]
 """Exit code and output of a command."""

@@ -101,7 +101,6 @@ def server_link(endpoint_file: Path, pool: str = "demo") -> ServerLink:
         allocation="a",
         namespace="default",
         uid="a",
-        pool_kind="RolloutPool",
         pool=pool,
         endpoint_file=str(endpoint_file),
         ca_file="",

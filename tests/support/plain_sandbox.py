@@ -8,7 +8,8 @@ import pytest_asyncio
 
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 LIMITS = Limits(cpus=1, memory_bytes=512 << 20, disk_bytes=32 << 20, processes=64)
 

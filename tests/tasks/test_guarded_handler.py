@@ -50,7 +50,7 @@ class Handler:
         return self._answer("init", None)
 
     async def solve(self, task: Task, sandbox: Any) -> Any:
-        self._answer("solve", None)
+        return self._answer("solve", None)
 
     async def collect(self, task: Task, sandbox: Any) -> Any:
         return self._answer("collect", {"a": "b", "raw": b"\xff"})
@@ -146,7 +146,8 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
         ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
         ("prompt", [{"content": "?"}]), ("prompt", [{"role": "user", "content": "\ud800"}]),
         ("prompt", [{"role": "user", "content": b"raw"}]),
-        ("collect", b"raw"), ("collect", {"a": bytearray(b"raw")}), ("collect", {"a": "\ud800"}),
+        ("solve", 42), ("solve", "\ud800"), ("collect", b"raw"),
+        ("collect", {"a": bytearray(b"raw")}), ("collect", {"a": "\ud800"}),
         ("evaluate", 1.0), ("evaluate", Score(float("nan"))), ("evaluate", Score(float("inf"))),
         ("evaluate", Score(cast(Any, "1"))), ("evaluate", Score(cast(Any, None))),
         ("evaluate", Score(1.0, {"m": float("nan")})), ("evaluate", Score(1.0, cast(Any, [1]))),

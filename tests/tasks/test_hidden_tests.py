@@ -12,7 +12,7 @@ import pytest
 from rollyard.kinds.rollout import Task
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.base import Evaluation
 from rollyard.tasks.code import CodeHandler
 from tests.support.until import until

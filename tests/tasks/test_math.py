@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -55,6 +56,7 @@ async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handle
     ]:  # fmt: skip
         found = await score(handler, reference, answer)
         assert (found.reward, found.metrics, len(found.notes)) == (reward, {"answered": 1.0}, 1), (reference, answer)
+    assert last_boxed(await handler.solve(task("\\frac{1}{2}"), cast(Any, None))) == "\\frac{1}{2}"
     too_long = await score(handler, "42", "9" * (MAX_ANSWER_CHARS + 1))
     why = "the answer has 2001 characters; the limit is 2000"
     assert too_long == Score(0.0, {"answered": 1.0, "too_long": 1.0}, [why])

@@ -67,7 +67,6 @@ IDENTITY = Identity(
     restart_count=1,
     instance="a1b2",
     node="n1",
-    pid=42,
     protocol=2,
 )
 REF = LeaseRef(namespace="default", id="r.0", fence=3, stage=Stage.RUN)
@@ -210,7 +209,6 @@ SAMPLES = (
         kinds=["math"],
         failed_kinds={"code": "missing"},
         ready_images=["docker://registry.example/swe:v1"],
-        attachments=["exec"],
     ),
     CapacityRequest(init=2, eval=1, kinds=["math"], grants=5),
     Heartbeat(
@@ -225,8 +223,6 @@ SAMPLES = (
     HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no", image=IMAGE_FAULT),
     ImageChanges(ready=["docker://registry.example/swe:v1"], gone=["docker://docker.io/a/b:c"], failed=[IMAGE_FAULT]),
     Welcome(
-        protocol=2,
-        epoch=3,
         lease_seconds=30.0,
         sandbox=SandboxTemplate(
             default_image="docker://registry.example/swe:v1",
@@ -238,9 +234,7 @@ SAMPLES = (
         ),
         stages=Stages(),
         places=8,
-        columns=1,
         lost=[REF],
-        results=256,
     ),
     node.PrefetchImages(images=["docker://registry.example/swe:v1"]),
     Grant(leases=[LEASE, FORKED]),
@@ -337,7 +331,6 @@ SAMPLES = (
         allocation="policy-0",
         namespace="default",
         uid="5f1c",
-        pool_kind="InferencePool",
         pool="policy",
         endpoint_file="endpoint.json",
         ca_file="ca.pem",

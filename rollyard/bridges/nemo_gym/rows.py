@@ -89,7 +89,19 @@ def response_of(row: Row, trajectory: Trajectory, now: float) -> dict[str, Any]:
     best = most_sampled(trajectory.segments)
     result = {
         "responses_create_params": row.fields.get("responses_create_params", {"input": []}),
-        "response": _response(trajectory, best, now),
+        "response": {
+            "id": f"resp_{trajectory.id}",
+            "object": "response",
+            "created_at": now,
+            "model": trajectory.endpoint or "policy",
+            "status": "completed" if trajectory.status is Status.COMPLETED else "incomplete",
+            "output": [
+                item for number, turn in enumerate(trajectory.turns) for item in _items(trajectory, best, number, turn)
+            ],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+        },
         "reward": trajectory.reward,
         "rollout_id": trajectory.id,
         "rollout_status": str(trajectory.status),
@@ -140,23 +152,6 @@ def _in_form(row: Row, content: dict[str, Any]) -> dict[str, Any]:
     task = row.body.get("task")
     task_id = task.get("task_id") if isinstance(task, Mapping) else None
     return {"episode_id": row.body["episode_id"], "task_id": task_id, **content}
-
-
-def _response(trajectory: Trajectory, best: int | None, now: float) -> dict[str, Any]:
-    """Make an object `response` of OpenAI's Responses API (platform.openai.com/docs/api-reference/responses/object)."""
-    return {
-        "id": f"resp_{trajectory.id}",
-        "object": "response",
-        "created_at": now,
-        "model": trajectory.endpoint or "policy",
-        "status": "completed" if trajectory.status is Status.COMPLETED else "incomplete",
-        "output": [
-            item for number, turn in enumerate(trajectory.turns) for item in _items(trajectory, best, number, turn)
-        ],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
 
 
 def _items(trajectory: Trajectory, best: int | None, number: int, turn: Turn) -> list[dict[str, Any]]:

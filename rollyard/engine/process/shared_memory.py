@@ -9,7 +9,7 @@ not get enough. A file is removed only if all of this holds; a kept file of the 
   the engine, such as a trainer that hands over weights.
 - No living process has it open or mapped. A process of this user that cannot be examined counts as a user of the file.
 
-Imports only the standard library, because the owner of the engine's processes is a small program.
+Imports little more than the standard library, because the owner of the engine's processes is a small program.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from rollyard.core.process_tree import boot_id
 
 FOLDER = Path("/dev/shm")
 NAMES = ("psm_", "sem.mp-", "torch_", "nccl-", "vllm_", "VLLM_", "cuda.shm.")
@@ -72,7 +74,7 @@ class EngineFiles:
         if self._record is None:
             return
         files = sorted(file for file in self.found if file.name.startswith(NAMES))
-        text = json.dumps({"boot": _boot(), "files": files})
+        text = json.dumps({"boot": boot_id(), "files": files})
         with contextlib.suppress(OSError):  # the owner itself still removes the files
             partial = self._record.with_suffix(".new")
             partial.write_text(text)
@@ -84,7 +86,7 @@ def remove_recorded(folder: Path) -> tuple[list[str], list[str]]:
     that are kept."""
     try:
         record = json.loads((folder / RECORD).read_text())
-        if record["boot"] != _boot():
+        if record["boot"] != boot_id():
             return [], []
         return remove_unused(MemoryFile(str(name), int(inode)) for name, inode in record["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -168,7 +170,3 @@ def _used_inodes(pid: int) -> set[int] | None:
     except OSError:  # the process has ended
         return found
     return found
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

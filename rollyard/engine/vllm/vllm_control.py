@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from rollyard.engine.weights.engine_control import LOAD_SECONDS, ControlFailed, command, status
+from rollyard.engine.weights.engine_control import LOAD_SECONDS, ControlFailed, EngineControl, command, status
 from rollyard.engine.weights.source import WeightsSource
 from rollyard.model_folder.checkpoint_info import CheckpointInfo
 
@@ -32,7 +32,7 @@ UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", 
 `EpochRelay.wait_until_read` waits."""
 
 
-class VllmControl:
+class VllmControl(EngineControl):
     labels_tokens = False
     can_pause = False
     buffers_transfers = False

@@ -30,6 +30,8 @@ class ControlFailed(Exception):
 
 
 class EngineControl(Protocol):
+    """Control of one engine. By default nothing has to be found out, and the engine can do everything."""
+
     labels_tokens: bool
     """Whether the engine's answers have the weights version of each token."""
     can_pause: bool
@@ -39,15 +41,19 @@ class EngineControl(Protocol):
 
     async def detect(self) -> None:
         """Find out what the present process can do. Call this first, for each new process. Raises ControlFailed."""
+        return
 
     def why_unsupported(self, source: WeightsSource) -> str:
         """Return why no process of this engine can serve these weights; empty if one can."""
+        return ""
 
     def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
         """Return why the present process cannot change to these weights correctly; empty if it can."""
+        return ""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
         """Return whether running requests can continue with these weights."""
+        return True
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
         """Pause the engine. When this method returns, no step runs, and no step starts until `resume`. `requests`:
@@ -61,9 +67,11 @@ class EngineControl(Protocol):
 
     def why_no_transfer(self) -> str:
         """Return why a trainer cannot move weights into the present process; empty if it can."""
+        return ""
 
     async def finish_transfer(self, now: WeightsSource) -> None:
         """Finish a change from `now`, after a trainer has moved other weights into the paused engine."""
+        return
 
     async def set_version(self, version: str) -> None:
         """Name the weights. Tokens of later steps have this version."""
@@ -74,6 +82,7 @@ class EngineControl(Protocol):
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         """Return the fields to set in the body of a request. The fields select these weights, and prevent the use of
         cached keys and values of other weights."""
+        return {}
 
 
 async def command(

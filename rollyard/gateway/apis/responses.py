@@ -193,7 +193,8 @@ def read(body: Body) -> ChatRequest:
     own_messages = len(messages)
     turn: list[dict[str, Any]] = []
     for item in items:
-        if _assistant_item(item):
+        # part of a model's turn: its text, calls and thoughts are separate items
+        if item.get("type") in ("function_call", "reasoning") or item.get("role") == "assistant":
             turn.append(item)
             continue
         messages += _turn(turn)
@@ -213,11 +214,6 @@ def read(body: Body) -> ChatRequest:
 def _top_logprobs(body: Body) -> int | None:
     count = read_top_logprobs(body, "top_logprobs")
     return count if count or LOGPROBS in (body.get("include") or ()) else None
-
-
-def _assistant_item(item: dict[str, Any]) -> bool:
-    """Return whether this item is part of a model's turn. Text, calls and thoughts of a turn are separate items."""
-    return item.get("type") in ("function_call", "reasoning") or item.get("role") == "assistant"
 
 
 def _turn(items: list[dict[str, Any]]) -> list[Message]:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from rollyard.core.errors import Unavailable
 from rollyard.gateway.requests.call_errors import unavailable
 from rollyard.gateway.session.stored_call import StoredCall
-from rollyard.trajectory.stored_session import SessionProgress, SessionStore, StoredCallBytes
+from rollyard.store.session_tables import SessionTables
+from rollyard.trajectory.stored_session import SessionProgress, StoredCallBytes
 
 
 class StoringJournal:
     """A `CallJournal` that writes to the store. The calls of all sessions that end at the same time share one commit."""
 
-    def __init__(self, store: SessionStore, instance: str, progress: Callable[[], SessionProgress]) -> None:
+    def __init__(self, store: SessionTables, instance: str, progress: Callable[[], SessionProgress]) -> None:
         self._store = store
         self._instance = instance
         self._progress = progress

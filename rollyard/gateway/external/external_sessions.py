@@ -2,7 +2,7 @@
 
 Sessions are stored: a call's turn is in the store before the caller gets the end of the answer. After a restart of the
 server a session is rebuilt from its stored calls when it is first used. Sessions in use are in memory, so their number
-and size are limited.
+and size are limited. They are one class in one file, because each step checks or changes the same sessions and limits.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from rollyard.gateway.session.stored_call import StoredCall
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRequest
+from rollyard.store.session_tables import SessionTables
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.trajectory.session import SessionRecord, SessionTrajectory
-from rollyard.trajectory.stored_session import SessionProgress, SessionStore, StoredSession
+from rollyard.trajectory.stored_session import SessionProgress, StoredSession
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.tool_proof import ToolProof
 
@@ -80,7 +81,7 @@ STOPPING = "the server is stopping; repeat the call, and the next server answers
 class ExternalSessions:
     """All external sessions by id."""
 
-    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer, store: SessionStore) -> None:
+    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer, store: SessionTables) -> None:
         """`connector` connects to model servers, and is closed with this object."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 MAX_BYTES = 1 << 16
@@ -14,11 +14,7 @@ _IN_ONE_PACKET = 256
 
 def send(sock: socket.socket, *messages: dict[str, Any]) -> None:
     for first in range(0, len(messages), _IN_ONE_PACKET):
-        _send(sock, messages[first : first + _IN_ONE_PACKET])
-
-
-def _send(sock: socket.socket, messages: Sequence[dict[str, Any]]) -> None:
-    sock.send(json.dumps(messages, separators=(",", ":")).encode())
+        sock.send(json.dumps(messages[first : first + _IN_ONE_PACKET], separators=(",", ":")).encode())
 
 
 def received(sock: socket.socket) -> Iterator[dict[str, Any]]:

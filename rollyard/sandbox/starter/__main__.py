@@ -103,7 +103,11 @@ def run_alone(request: dict[str, Any]) -> NoReturn:
 
 def _start(request: dict[str, Any], stdin: int, output: int) -> int:
     """Start the launcher; return its process id. An error in the launcher is written to its output."""
-    pid = _fork_into(request["cgroup"]) if request["cgroup"] else _fork()
+    pid = (
+        _fork_into(request["cgroup"])
+        if request["cgroup"]
+        else _checked("clone", _LIBC.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, None, None, None, None))
+    )
     if pid == 0:
         try:
             _become_launcher(request, stdin, output)
@@ -112,10 +116,6 @@ def _start(request: dict[str, Any], stdin: int, output: int) -> int:
         finally:
             os._exit(127)
     return pid
-
-
-def _fork() -> int:
-    return _checked("clone", _LIBC.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, None, None, None, None))
 
 
 def _fork_into(cgroup: str) -> int:

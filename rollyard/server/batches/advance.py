@@ -1,4 +1,5 @@
-"""`advance(batch, group, event) -> (batch, group, effects)`: every change of a batch and its groups, as a pure function.
+"""`advance(batch, event) -> (batch, effects)` and `advance_group(batch, group, event) -> (batch, group, effects)`: every
+change of a batch and of its groups, as pure functions.
 
                          RolloutEnded, until the filter has a verdict
     GroupDrawn                 +-----------------------+
@@ -20,7 +21,6 @@ After RolloutEnded, Ticked and Acknowledged, a running batch requests missing gr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -94,7 +94,8 @@ class BatchCancelled:
     the request permits this too."""
 
 
-BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | SourceDrained | BatchCancelled
+GroupEvent = GroupDrawn | GroupAdopted | RolloutEnded
+BatchEvent = Ticked | Acknowledged | SourceDrained | BatchCancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,58 +132,59 @@ class BatchEnded:
     keep: bool
 
 
-BatchEffect = DrawTasks | CancelRest | GroupSettled | GroupDelivered | BatchEnded
+BatchEffect = DrawTasks | BatchEnded
+GroupEffect = CancelRest | GroupSettled | GroupDelivered
 R = TypeVar("R", BatchRecord, SeriesRecord)
-Advanced = tuple[BatchRecord, GroupRecord | None, tuple[BatchEffect, ...]]
+Advanced = tuple[BatchRecord, tuple[BatchEffect, ...]]
+Judged = tuple[BatchRecord, GroupRecord, tuple[GroupEffect, ...]]
 
 
-def advance(request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, event: BatchEvent) -> Advanced:
-    """Return the batch and the group after the event, and the effects to carry out in the same transaction."""
-    effects: tuple[BatchEffect, ...] = ()
+def advance(request: BatchRequest, batch: BatchRecord, event: BatchEvent) -> Advanced:
+    """Return the batch after the event, and the effects to carry out in the same transaction."""
+    match event:
+        case Ticked(at=at):
+            batch = batch if batch.slots == event.slots else replace(batch, slots=event.slots)
+            if request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds:
+                return _end(request, batch, BatchStatus.EXPIRED, at)
+            return _after(request, batch, at)
+        case Acknowledged(at=at):
+            return _after(request, replace(batch, acknowledged=max(batch.acknowledged, event.upto)), at)
+        case SourceDrained(at=at):
+            return _end_if_done(request, replace(batch, drained=True), at)
+        case BatchCancelled(at=at):
+            return _end(request, batch, BatchStatus.CANCELLED, at, keep=event.keep)
+
+
+def advance_group(
+    request: BatchRequest, batch: BatchRecord, group: GroupRecord, event: GroupEvent
+) -> tuple[BatchRecord, GroupRecord, tuple[GroupEffect | BatchEffect, ...]]:
+    """Return the batch and its group after the event, and the effects to carry out in the same transaction."""
     match event:
         case GroupDrawn():
-            assert group is not None
             counted = replace(batch, open=batch.open + 1, drawn=batch.drawn + 1, unfinished=batch.unfinished + group.n)
             return counted, group, ()
         case GroupAdopted():
-            assert group is not None
             batch = replace(
                 batch,
                 open=batch.open + 1,
                 carried_in=batch.carried_in + 1,
                 unfinished=batch.unfinished + group.n - len(group.ended),
             )
-            batch, group, effects = _judge_group(request, batch, replace(group, batch=batch.id, state=GroupState.OPEN))
-            return _end_if_done(request, batch, group, effects, batch.created_at)
+            batch, group, judged = _judge_group(request, batch, replace(group, batch=batch.id, state=GroupState.OPEN))
+            batch, effects = _end_if_done(request, batch, batch.created_at)
         case RolloutEnded(at=at):
-            assert group is not None
-            batch, group, effects = _end_rollout(request, batch, group, event.rollout)
-            return _after(request, batch, group, effects, at)
-        case Ticked(at=at):
-            batch = batch if batch.slots == event.slots else replace(batch, slots=event.slots)
-            if request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds:
-                return _end(request, batch, group, (), BatchStatus.EXPIRED, at)
-            return _after(request, batch, group, (), at)
-        case Acknowledged(at=at):
-            batch = replace(batch, acknowledged=max(batch.acknowledged, event.upto))
-            return _after(request, batch, group, (), at)
-        case SourceDrained(at=at):
-            return _end_if_done(request, replace(batch, drained=True), group, (), at)
-        case BatchCancelled(at=at):
-            return _end(request, batch, group, (), BatchStatus.CANCELLED, at, keep=event.keep)
+            batch, group, judged = _end_rollout(request, batch, group, event.rollout)
+            batch, effects = _after(request, batch, at)
+    return batch, group, (*judged, *effects)
 
 
-def _after(
-    request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, effects: Sequence[BatchEffect], at: float
-) -> Advanced:
-    batch, group, done = _end_if_done(request, batch, group, effects, at)
+def _after(request: BatchRequest, batch: BatchRecord, at: float) -> Advanced:
+    batch, done = _end_if_done(request, batch, at)
     more = wanted(request, batch)
-    return batch, group, (*done, DrawTasks(more)) if more else done
+    return batch, (*done, DrawTasks(more)) if more else done
 
 
-def _end_rollout(
-    request: BatchRequest, batch: BatchRecord, group: GroupRecord, rollout: EndedRollout
-) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+def _end_rollout(request: BatchRequest, batch: BatchRecord, group: GroupRecord, rollout: EndedRollout) -> Judged:
     live = group.state.live
     group = take_end(group, rollout)
     if not live:  # a late rollout of a group that was given up
@@ -197,9 +199,7 @@ def take_end(group: GroupRecord, rollout: EndedRollout) -> GroupRecord:
     return replace(group, ended=(*group.ended, rollout))
 
 
-def _judge_group(
-    request: BatchRequest, batch: BatchRecord, group: GroupRecord
-) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+def _judge_group(request: BatchRequest, batch: BatchRecord, group: GroupRecord) -> Judged:
     """Judge a live group. An informative group is delivered once all its rollouts have ended. An uninformative or faulty
     group is given up."""
     if group.state is GroupState.OPEN:
@@ -216,15 +216,13 @@ def _judge_group(
     return _deliver(request, batch, group)
 
 
-def _give_up(
-    batch: BatchRecord, group: GroupRecord, verdict: Verdict
-) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+def _give_up(batch: BatchRecord, group: GroupRecord, verdict: Verdict) -> Judged:
     batch = replace(
         batch,
         unfinished=batch.unfinished - (group.n - len(group.ended)),
         wasted_tokens=batch.wasted_tokens + group.tokens,
     )
-    rest: tuple[BatchEffect, ...] = () if group.all_ended else (CancelRest(),)
+    rest: tuple[GroupEffect, ...] = () if group.all_ended else (CancelRest(),)
     if verdict is Verdict.FAULTY:
         batch = replace(
             batch,
@@ -238,9 +236,7 @@ def _give_up(
     return settled, replace(group, state=GroupState.UNINFORMATIVE), (GroupSettled(verdict), *rest)
 
 
-def _deliver(
-    request: BatchRequest, batch: BatchRecord, group: GroupRecord
-) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+def _deliver(request: BatchRequest, batch: BatchRecord, group: GroupRecord) -> Judged:
     number = batch.delivered + 1
     staleness = max(0, training_step(request, batch, number) - group.drawn_step)
     batch = replace(
@@ -274,37 +270,25 @@ def settle_rate(rates: R, *, informative: bool) -> R:
     )
 
 
-def _end_if_done(
-    request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, effects: Sequence[BatchEffect], at: float
-) -> Advanced:
-    done = tuple(effects)
+def _end_if_done(request: BatchRequest, batch: BatchRecord, at: float) -> Advanced:
     if batch.status.terminal:
-        return batch, group, done
+        return batch, ()
     if request.target is not None and batch.delivered >= request.target:
-        return _end(request, batch, group, done, BatchStatus.COMPLETED, at)
+        return _end(request, batch, BatchStatus.COMPLETED, at)
     if batch.drained and batch.in_flight == 0:
         if request.target is not None:
-            return _end(request, batch, group, done, BatchStatus.EXHAUSTED, at)
+            return _end(request, batch, BatchStatus.EXHAUSTED, at)
         if batch.acknowledged >= batch.delivered or not request.bounded_by_acknowledgement:
-            return _end(request, batch, group, done, BatchStatus.COMPLETED, at)
-    return batch, group, done
+            return _end(request, batch, BatchStatus.COMPLETED, at)
+    return batch, ()
 
 
-def _end(
-    request: BatchRequest,
-    batch: BatchRecord,
-    group: GroupRecord | None,
-    effects: Sequence[BatchEffect],
-    status: BatchStatus,
-    at: float,
-    *,
-    keep: bool = True,
-) -> Advanced:
+def _end(request: BatchRequest, batch: BatchRecord, status: BatchStatus, at: float, *, keep: bool = True) -> Advanced:
     if batch.status.terminal:
-        return batch, group, tuple(effects)
+        return batch, ()
     keep = keep and request.carry_over == "keep" and not request.own_series
     ended = replace(batch, status=status, ended_at=at, open=0, informative=0, unfinished=0)
-    return ended, group, (*effects, BatchEnded(keep))
+    return ended, (BatchEnded(keep),)
 
 
 def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:

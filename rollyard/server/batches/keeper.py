@@ -42,11 +42,8 @@ class BatchKeeper:
         self._batches = batches
         self._slots = slots
         self._pools = pools
-        self._waker = Waker()
-
-    def wake(self) -> None:
-        """Tick now, because the width of a pool has changed."""
-        self._waker.wake()
+        self.waker = Waker()
+        """Wakes the keeper, because the width of a pool has changed."""
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -55,7 +52,7 @@ class BatchKeeper:
                 await self.tick()
             except Unavailable as error:
                 log.error("running batches were not moved on: %s", error)
-            await self._waker.pause(TICK_SECONDS)
+            await self.waker.pause(TICK_SECONDS)
 
     async def tick(self) -> None:
         """Store tasks of plug-ins before they are drawn, cancel batches of deleted pools, and send a tick to every

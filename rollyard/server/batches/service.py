@@ -102,7 +102,7 @@ class BatchService:
             series = _series(tx, namespace, record.series, request, digest, count)
             _check_tasks_stored(tx.batches, series.digest, series.tasks)
             key = settlement.begin(record, series)
-            settlement.advance(key, None, Ticked(now, slots))
+            settlement.advance(key, Ticked(now, slots))
             settlement.write()
             return True
 
@@ -179,7 +179,7 @@ class BatchService:
             if batch is None:
                 raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
             before(tx, batch)
-            settlement.advance(key, None, event)
+            settlement.advance(key, event)
             settlement.write()
 
         await self._rollouts.transact(change)

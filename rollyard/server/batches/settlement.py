@@ -1,4 +1,4 @@
-"""Changes of batches in one transaction: passes events to `advance`, and carries out the effects.
+"""Changes of batches in one transaction: passes events to `advance` and `advance_group`, and carries out the effects.
 
 One transaction stores all of these or none: a rollout's end, the verdict on its group, the delivery, the draw of new
 tasks, the new position of their series, and the insert of their rollouts.
@@ -27,6 +27,7 @@ from rollyard.kinds.failure_table import BATCH_ENDED, DATASET_DELETED, NOT_NEEDE
 from rollyard.kinds.rollout import Task
 from rollyard.server.batches.advance import (
     BatchCancelled,
+    BatchEffect,
     BatchEnded,
     BatchEvent,
     CancelRest,
@@ -34,10 +35,12 @@ from rollyard.server.batches.advance import (
     GroupAdopted,
     GroupDelivered,
     GroupDrawn,
+    GroupEvent,
     GroupSettled,
     RolloutEnded,
     SourceDrained,
     advance,
+    advance_group,
     informative_rate,
     settle_rate,
     take_end,
@@ -116,7 +119,7 @@ class Settlement:
         for group in self._tables.carried(batch.namespace, batch.series, batch.pool, parsed_request(batch.request).n):
             if self._batches[batch.key].status.terminal:
                 break
-            self.advance(batch.key, group, GroupAdopted())
+            self._advance_group(batch.key, group, GroupAdopted())
         return batch.key
 
     def batch(self, key: BatchKey) -> BatchRecord | None:
@@ -125,34 +128,47 @@ class Settlement:
             self._batches[key] = found
         return found
 
-    def advance(self, key: BatchKey, group: GroupRecord | None, event: BatchEvent) -> None:
+    def advance(self, key: BatchKey, event: BatchEvent) -> None:
         """Apply an event to a batch, and carry out the effects."""
-        batch = self.batch(key)
-        assert batch is not None
-        request = parsed_request(batch.request)
-        self._batches[key], moved, effects = advance(request, batch, group, event)
-        self._count_metrics(batch, self._batches[key], request)
-        self.changed.add(key)
-        if moved is not None:
-            self._groups[moved.key] = moved
+        batch, request = self._batch_of(key)
+        after, effects = advance(request, batch, event)
+        self._keep(batch, after, request)
+        for effect in effects:
+            self._carry_out(key, request, effect)
+
+    def _advance_group(self, key: BatchKey, group: GroupRecord, event: GroupEvent) -> None:
+        batch, request = self._batch_of(key)
+        after, moved, effects = advance_group(request, batch, group, event)
+        self._keep(batch, after, request)
+        self._groups[moved.key] = moved
         for effect in effects:
             match effect:
-                case DrawTasks(groups=groups):
-                    self._draw(key, request, groups)
                 case CancelRest():
-                    assert moved is not None
                     self._cancel_rollouts(moved, NOT_NEEDED, "its group can no longer become informative")
                 case GroupSettled(verdict=verdict):
-                    assert moved is not None
                     self._settle(moved, verdict)
                 case GroupDelivered():
-                    assert moved is not None
                     series = self._series_of(moved.namespace, moved.series)
                     self._put_series(replace(series, delivered_lengths=series.delivered_lengths.plus(moved.ended)))
-                case BatchEnded(keep=keep):
-                    self._release(key, keep=keep)
+                case _:
+                    self._carry_out(key, request, effect)
 
-    def _count_metrics(self, before: BatchRecord, after: BatchRecord, request: BatchRequest) -> None:
+    def _carry_out(self, key: BatchKey, request: BatchRequest, effect: BatchEffect) -> None:
+        match effect:
+            case DrawTasks(groups=groups):
+                self._draw(key, request, groups)
+            case BatchEnded(keep=keep):
+                self._release(key, keep=keep)
+
+    def _batch_of(self, key: BatchKey) -> tuple[BatchRecord, BatchRequest]:
+        batch = self.batch(key)
+        assert batch is not None
+        return batch, parsed_request(batch.request)
+
+    def _keep(self, before: BatchRecord, after: BatchRecord, request: BatchRequest) -> None:
+        """Keep the batch that an event has changed, and count the change."""
+        self._batches[after.key] = after
+        self.changed.add(after.key)
         self._count(BATCH_TOKENS.labels("wasted").inc, after.wasted_tokens - before.wasted_tokens)
         if after.delivered > before.delivered:
             tokens = after.delivered_lengths.tokens - before.delivered_lengths.tokens
@@ -200,10 +216,10 @@ class Settlement:
             return
         key = BatchKey(record.namespace, group.batch)
         if record.error is not None and record.error.reason == POOL_DELETED.reason:
-            self.advance(key, None, BatchCancelled(self._now, keep=False))
+            self.advance(key, BatchCancelled(self._now, keep=False))
             group = self._groups.get(place) or self._tables.group(*place)
             assert group is not None
-        self.advance(key, group, RolloutEnded(self._now, ended))
+        self._advance_group(key, group, RolloutEnded(self._now, ended))
 
     def _settle(self, group: GroupRecord, verdict: Verdict) -> None:
         """Record a final verdict in the series and in the task's history. The task of a faulty group
@@ -241,7 +257,7 @@ class Settlement:
         for task in tasks:
             self._insert_group(key, request, task)
         if drawing.drained:
-            self.advance(key, None, SourceDrained(self._now))
+            self.advance(key, SourceDrained(self._now))
 
     def _insert_group(self, key: BatchKey, request: BatchRequest, task: DrawnTask) -> None:
         batch = self._batches[key]
@@ -272,7 +288,7 @@ class Settlement:
             self._tx.put(replace(record, queue_rank=rank + i * step)) for i, record in enumerate(records)
         ]
         self._batches[key] = replace(batch, queue_rank=rank + (len(records) - 1) * step)
-        self.advance(key, group, GroupDrawn())
+        self._advance_group(key, group, GroupDrawn())
 
     def _prioritised(
         self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: DrawnTask

@@ -1,20 +1,14 @@
-"""Canonical text of tasks, from which a dataset's digest is computed."""
+"""Digests of datasets, computed from the canonical texts of their tasks."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 
 from rollyard.kinds.batch import SourceRef
-from rollyard.kinds.rollout import Task
 
 MAX_TASK_LINE_BYTES = 512 << 10
 """Greatest size of one task. A task and the other fields of the batch must fit together into a rollout's request."""
-
-
-def canonical(task: Task) -> str:
-    return json.dumps(task.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
 def digest_of(tasks: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.batch import SourceRef
 from rollyard.kinds.installed_task_fields import check_task
 from rollyard.kinds.rollout import Task
-from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
+from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 
 log = logging.getLogger(__name__)
 ENTRY_POINTS = "rollyard.sources"
@@ -92,7 +92,7 @@ def _line(source: SourceRef, index: int, made: Mapping[str, Any]) -> str:
     try:
         task = Task.model_validate(dict(made))
         check_task(task)
-        text = canonical(task)
+        text = task.canonical()
     except (pydantic.ValidationError, Invalid, TypeError, ValueError) as error:
         raise _refused(source, f"task({index}) returned no valid task: {error}") from None
     if len(text) > MAX_TASK_LINE_BYTES:

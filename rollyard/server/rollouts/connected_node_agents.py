@@ -32,8 +32,6 @@ class ConnectedNodeAgent:
     """Task kind -> reason why the node agent cannot load the handler."""
     ready_images: set[str] = field(default_factory=set)
     """Names, in normal form, of the images of registries that are complete on the node."""
-    attachments: frozenset[str] = frozenset()
-    """Kinds of attachments that the node agent knows."""
     kept: dict[RolloutKey, KeptSandbox] = field(default_factory=dict)
     """Sandboxes of failed attempts that the node agent keeps."""
     prefetched_images: Sequence[str] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.rollout import CHECK, RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool, Stages
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.history import LeaseChoice
@@ -104,12 +104,16 @@ class Round:
         """Missing images that one rollout may try again."""
         self._tried: set[str] = set()
         """Images in `_due` for which this round has found a rollout."""
+        self._no_endpoint = False
+        """True: a role has no ready endpoint with room, so only rollouts that need none can be granted."""
         self._mates: dict[str, Mapping[str, Endpoint]] = {}
         """Group -> endpoints of its rollout that was granted last in this round."""
 
     def grant(self) -> list[GrantedLease]:
         """Choose rollouts, and store their grants."""
         granted = [*self._grant(Stage.EVAL), *self._grant(Stage.INIT)]
+        if self._no_endpoint:
+            granted += self._grant(Stage.INIT)
         ranks = self._tx.queue_ranks(self._pool.pool_key)
         latest = max((g.record.queue_rank for g in granted), default=0.0)
         if latest > ranks.served:
@@ -130,7 +134,8 @@ class Round:
             if endpoints is not None:
                 granted.append(self._take(record, room, endpoints, replace(choice, endpoints=reasons)))
             elif versions is None:
-                break  # a role has no ready endpoint with room, so no later record can be granted
+                self._no_endpoint = True
+                break  # no later record that needs an endpoint can be granted
             if len(granted) == MAX_PER_GRANT:
                 break
         return granted
@@ -155,6 +160,7 @@ class Round:
                 losses_below=SUSPECT_LOSSES if self._may_reserve_no_more else None,
                 default_image=self._default_image,
                 after=last,
+                mode=CHECK if self._no_endpoint else None,
             )
             for record in page:
                 if is_suspect(record) and self._may_reserve_no_more:
@@ -190,11 +196,14 @@ class Round:
     def _choose_endpoints(
         self, record: RolloutRecord, agent: ConnectedNodeAgent, versions: frozenset[str] | None, reasons: dict[str, str]
     ) -> dict[str, Endpoint] | None:
-        """Return one allowed endpoint for each role; None if a role has none. `reasons` gets the reason of each choice.
+        """Return one allowed endpoint for each role; None if a role has none. `reasons` gets the reason of each choice. A check
+        needs no endpoint.
 
         The endpoints of the group's rollout that was granted last are preferred, because all rollouts of a group begin
         with the same prompt, which is then in the endpoint's prefix cache.
         """
+        if record.mode == CHECK:
+            return {}
         mate = self._mates.get(record.group or "", {})
         chosen: dict[str, Endpoint] = {}
         for role, name in self._pool.spec.inference.items():

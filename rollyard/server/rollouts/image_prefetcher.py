@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from rollyard.core.clock import Clock
 from rollyard.core.errors import NotFound, RollyardError
@@ -13,7 +14,6 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.image_reference import registry_host
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
-from rollyard.server.rollouts.image_prefetch import PrefetchNode, assign
 from rollyard.store.rollout_store import RolloutStore
 from rollyard.wire.node import PrefetchImages
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 LOOK_AHEAD_ROLLOUTS = 500
 """The images of this many rollouts at the head of a pool's queue are known."""
+MOST_PREFETCHED = 4
+"""Greatest number of images that one node agent is asked to pull."""
 
 
 class ImagePrefetcher:
@@ -66,3 +68,29 @@ class ImagePrefetcher:
 
 def _slots(agent: ConnectedNodeAgent) -> int:
     return sum(agent.widths.get(stage, 0) for stage in (Stage.INIT, Stage.RUN))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchNode:
+    ready: Collection[str]
+    """Images that are complete on the node."""
+    slots: int
+    """Number of rollouts that the node agent can have in INIT and RUN."""
+
+
+def assign(images: Mapping[str, int], nodes: Sequence[PrefetchNode]) -> list[list[str]]:
+    """Return the images that each node should pull, in the order in which they will be needed.
+
+    `images`: image -> number of queued rollouts, in the order of the queue. An image goes to as many nodes as its rollouts
+    need. The nodes that have the image count first; of the others, those with the fewest images to pull are taken.
+    """
+    chosen: list[list[str]] = [[] for _ in nodes]
+    for image, count in images.items():
+        left = count - sum(node.slots for node in nodes if image in node.ready)
+        for place in sorted(range(len(nodes)), key=lambda place: len(chosen[place])):
+            if left <= 0 or len(chosen[place]) >= MOST_PREFETCHED:
+                break
+            if image not in nodes[place].ready:
+                chosen[place].append(image)
+                left -= max(1, nodes[place].slots)
+    return chosen

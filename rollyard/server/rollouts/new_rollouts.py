@@ -10,7 +10,7 @@ from dataclasses import replace
 from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store.base import QueueRanks, RolloutRecord
 from rollyard.store.rollout_transaction import Transaction
@@ -39,7 +39,7 @@ def expand(
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
-        digest = _digest(request.n, index, text)
+        digest = hashlib.sha256(f"{request.n}/{index}/{text}".encode()).hexdigest()
         records.append(
             RolloutRecord(
                 namespace=namespace,
@@ -58,6 +58,7 @@ def expand(
                 min_weights_version=request.min_weights_version,
                 weights=request.weights,
                 image=image,
+                stage=Stage.INIT if request.regrade_of is None else Stage.EVAL,
                 eval_image=eval_image if eval_image != image else "",
                 metadata=task.metadata,
             )
@@ -74,8 +75,8 @@ def too_large(size: int) -> Invalid:
 def accept(tx: Transaction, records: Sequence[RolloutRecord]) -> list[tuple[RolloutRecord, bool]]:
     """Insert the new records. Return a pair (stored record, whether it is new) for each of `records`.
 
-    Raises Conflict if an existing record has another body, or if a group belongs to a batch. The caller must then undo
-    the transaction.
+    Raises Conflict if an existing record has another body, or if a group belongs to a batch, and Invalid if there is nothing
+    to score again. The caller must then undo the transaction.
     """
     for namespace, group in {(r.namespace, r.group) for r in records if r.group is not None}:
         if (found := tx.batches.group(namespace, group)) is not None:
@@ -88,6 +89,8 @@ def accept(tx: Transaction, records: Sequence[RolloutRecord]) -> list[tuple[Roll
             ranks = submitted.get(record.pool_key) or tx.queue_ranks(record.pool_key)
             rank = ranks.first(ranks.submitted)
             submitted[record.pool_key] = replace(ranks, submitted=rank)
+            if record.stage is Stage.EVAL:
+                record = _with_stored_run(tx, record)
             accepted.append((tx.put(replace(record, queue_rank=rank)), True))
         elif there.digest == record.digest:
             accepted.append((there, False))
@@ -100,5 +103,17 @@ def accept(tx: Transaction, records: Sequence[RolloutRecord]) -> list[tuple[Roll
     return accepted
 
 
-def _digest(n: int, index: int, body: str) -> str:
-    return hashlib.sha256(f"{n}/{index}/{body}".encode()).hexdigest()
+def _with_stored_run(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
+    """Return the record of a rollout that begins at EVAL, with what the RUN of the earlier rollout has left."""
+    id = RolloutRequest.model_validate_json(record.request).regrade_of
+    earlier = tx.get(record.namespace, str(id))
+    if earlier is None or not earlier.status.terminal:
+        raise Invalid(f"`regrade_of` must name an ended rollout; {id!r} {'has not ended' if earlier else 'is unknown'}")
+    if earlier.result is None or earlier.artifact is None:
+        why = (
+            "is deleted (artifactTtlSecondsAfterFinished of its pool)"
+            if earlier.artifact_deleted
+            else "was never stored"
+        )
+        raise Invalid(f"rollout {id!r} cannot be scored again: its artifact {why}")
+    return replace(record, result=earlier.result, artifact=earlier.artifact, weights_version=earlier.weights_version)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rollyard.core.clock import as_datetime
+from rollyard.core.clock import as_text
 from rollyard.kinds.allocation import SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, get_condition
 from rollyard.kinds.inference_pool import InferencePool
@@ -74,7 +74,7 @@ def pending(shortage: PoolShortage) -> WaitReason | None:
     for a in shortage.allocations:
         if a.status.job_state == JobState.PENDING:
             start = a.status.start_time
-            expected = f"; Slurm expects it to start at {time_text(start.timestamp())}" if start is not None else ""
+            expected = f"; Slurm expects it to start at {as_text(start.timestamp())}" if start is not None else ""
             sentence = (
                 f"{shortage.name} waits for job {a.status.job_id} of allocation {a.metadata.name}, which is pending: "
                 f"{a.status.waiting_reason}{expected}"
@@ -151,7 +151,3 @@ def _not_ready(pool: RolloutPool | InferencePool) -> Condition | None:
 def condition_with_status(status: PoolStatus, type: str, word: str) -> Condition | None:
     found = get_condition(status.conditions, type)
     return found if found is not None and found.status == word else None
-
-
-def time_text(seconds: float) -> str:
-    return f"{as_datetime(seconds):%Y-%m-%d %H:%M:%S} UTC"

@@ -12,7 +12,7 @@ from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.installed_task_fields import check_task, offers_tools, placed
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout import CHECK, RolloutRequest, Task
 from rollyard.kinds.rollout_pool import POLICY_ROLE, RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.forks import Forks
@@ -53,7 +53,7 @@ class RequestChecks:
         """Return the pools of these requests, by name. Raises Invalid if a pool cannot run its requests."""
         pools = {name: await self._pools.named(RolloutPool, namespace, name) for name in {r.pool for r in requests}}
         for name, pool in pools.items():
-            if POLICY_ROLE not in pool.spec.inference:
+            if POLICY_ROLE not in pool.spec.inference and any(r.mode != CHECK for r in requests if r.pool == name):
                 message = (
                     f"RolloutPool {name!r} has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; "
                     f"add `inference: {{{POLICY_ROLE}: <InferencePool>}}` to its spec"
@@ -93,9 +93,10 @@ class RequestChecks:
 
         A rollout with a parser of its own is accepted; the node agent tries it out. `place`: as for `check_kinds`.
         """
-        unread = {name: await self._why_calls_unread(pool) for name, pool in pools.items()}
+        sampled = {request.pool for request in requests if request.mode != CHECK}
+        unread = {name: await self._why_calls_unread(pools[name]) for name in sampled}
         for i, request in enumerate(requests):
-            why, agent = unread[request.pool], request.agent
+            why, agent = unread.get(request.pool) if request.mode != CHECK else None, request.agent
             if (
                 why is None
                 or agent.command is not None

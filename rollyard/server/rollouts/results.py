@@ -104,6 +104,7 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
     request = RolloutRequest.model_validate_json(record.request)
     fork = request.agent.fork_from
     return {
+        "regrade_of": request.regrade_of,
         "forked_from": fork.model_dump() if fork is not None else None,
         "id": record.id,
         "namespace": record.namespace,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.telemetry import ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
-from rollyard.kinds.rollout import RolloutKey
+from rollyard.kinds.rollout import CHECK, RolloutKey
 from rollyard.store.base import RolloutRecord
 from rollyard.store.rollout_store import RolloutStore
 
@@ -39,7 +39,8 @@ class RolloutEnds:
     async def stream(
         self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
     ) -> AsyncIterator[RolloutRecord | None]:
-        """Yield terminal records after this cursor, for ever. Yield None whenever `idle_seconds` pass without a record."""
+        """Yield terminal records after this cursor, for ever, without checks. Yield None whenever `idle_seconds` pass without a
+        record."""
         loop = asyncio.get_running_loop()
         due = loop.time() + idle_seconds
         while True:
@@ -48,10 +49,10 @@ class RolloutEnds:
             for record in rows:
                 assert record.cursor is not None
                 after = record.cursor
-                if pool is None or record.pool == pool:
+                if record.mode != CHECK and pool in (None, record.pool):
                     yield record
                     due = loop.time() + idle_seconds
-            if loop.time() >= due:  # checked also after rows of other pools, which yield nothing
+            if loop.time() >= due:  # checked also after rows that yield nothing
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:

@@ -19,7 +19,7 @@ from rollyard.kinds.failure_table import ENDINGS, NODE_AGENT_ERROR, Again, Endin
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent, RolloutHistory
-from rollyard.kinds.rollout_pool import DEFAULT_MAX_ATTEMPTS
+from rollyard.kinds.rollout_pool import DEFAULT_MAX_ATTEMPTS, POLICY_ROLE
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.history import history_of
@@ -281,6 +281,18 @@ class RolloutService:
     async def failing_images(self, pool: PoolKey) -> list[MissingImage]:
         """Return the pool's images that failed and have not been had since, the longest failing first."""
         return sorted((h for h in await self._store.missing_images(pool) if h.failures), key=lambda h: h.since)
+
+    async def model_demand(
+        self, pool: PoolKey, default_image: str | None, role: str
+    ) -> tuple[dict[Stage, int], dict[Stage, int]]:
+        """Numbers of a pool's queued and leased rollouts that need a model of this role, by stage: those of `demand` and of the
+        leases. Checks have no policy."""
+        queued, leased = await self.demand(pool, default_image), self.leases.in_flight(*pool)
+        if role == POLICY_ROLE:
+            checks = await self._store.count_checks(pool)
+            for counts, number in zip((queued, leased), checks, strict=True):
+                counts[Stage.INIT] = counts.get(Stage.INIT, 0) - number
+        return queued, leased
 
     async def demand(self, pool: PoolKey, default_image: str | None) -> dict[Stage, int]:
         """Number of queued rollouts of a pool that more workers would help, by stage: without those whose image cannot be

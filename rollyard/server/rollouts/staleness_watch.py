@@ -55,10 +55,7 @@ class StalenessWatch:
         self._pools = pools
         self._clock = clock
         self._watched: dict[PoolKey, _PoolVersions] = {}
-        self._waker = Waker()
-
-    def wake(self) -> None:
-        self._waker.wake()
+        self.waker = Waker()
 
     async def run(self) -> None:
         """Check for ever."""
@@ -73,7 +70,7 @@ class StalenessWatch:
                     log.warning(
                         "the weights of running rollouts in pool %s were not checked: %s", pool.metadata.name, error
                     )
-            await self._waker.pause(POLL_SECONDS)
+            await self.waker.pause(POLL_SECONDS)
 
     async def check_pool(self, pool: RolloutPool) -> int:
         """Check one pool; return how many rollouts were requeued or ended."""

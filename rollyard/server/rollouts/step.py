@@ -39,7 +39,7 @@ from rollyard.kinds.failure_table import (
     WEIGHTS_MIXED,
     Ending,
 )
-from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.kinds.rollout import CHECK, RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.history import LeaseChoice, with_entry
 from rollyard.store.base import BlobRef, RolloutRecord
@@ -456,10 +456,11 @@ def _with_result(record: RolloutRecord, event: Finished) -> RolloutRecord:
 def _why_not_scored(record: RolloutRecord, event: Finished) -> tuple[Ending, str] | None:
     """Return how a scored result ends that cannot be used for training, and why; None if it can.
 
-    A result without sampled tokens, or with a reward that is not finite, would spoil a training batch.
+    A result without sampled tokens, or with a reward that is not finite, would spoil a training batch. No trainer gets the
+    result of a check.
     """
     ended = f"it ended {event.status}"
-    if event.sampled == 0 or _with_result(record, event).result is None:
+    if record.mode != CHECK and (event.sampled == 0 or _with_result(record, event).result is None):
         return NOTHING_SAMPLED, f"{ended} without a sampled token"
     if event.reward is None or not math.isfinite(event.reward):
         return NO_FINITE_REWARD, f"{ended}, but its reward is not a finite number"

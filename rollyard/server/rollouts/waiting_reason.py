@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from rollyard.core.clock import as_text
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
-from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, Stage, Status
+from rollyard.kinds.rollout import CHECK, IN_QUEUE, PARKED, PREPARING, Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit
@@ -32,7 +33,6 @@ from rollyard.server.rollouts.pool_shortage import (
     submit_unanswered,
     submitting,
     suspended_by_slurm,
-    time_text,
 )
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.staleness import ServedVersions, allowed_versions, why_waiting
@@ -92,11 +92,11 @@ def explain(record: RolloutRecord, view: QueueView | None) -> Reason | None:
         return None
     if view is None:
         missing = f"RolloutPool {record.pool} does not exist; create it, or cancel the rollout"
-        return Reason("PoolNotFound", f"{missing} (since {time_text(record.queued_at)})")
+        return Reason("PoolNotFound", f"{missing} (since {as_text(record.queued_at)})")
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
-    return Reason(word, f"{fact.sentence} (since {time_text(max(since, record.queued_at))})")
+    return Reason(word, f"{fact.sentence} (since {as_text(max(since, record.queued_at))})")
 
 
 def explain_parked(record: RolloutRecord, view: QueueView | None, since: float) -> Reason:
@@ -104,7 +104,7 @@ def explain_parked(record: RolloutRecord, view: QueueView | None, since: float) 
     facts = (row(record, view) for word, row in ROWS if view is not None and word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
-    return Reason(PARKED, f"in RUN, its budget stands still: {why} (since {time_text(since)})")
+    return Reason(PARKED, f"in RUN, its budget stands still: {why} (since {as_text(since)})")
 
 
 def explain_preparing(agent: ConnectedNodeAgent) -> Reason | None:
@@ -174,7 +174,7 @@ def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if record.not_before <= view.now:
         return None
     why = f" after {record.error.reason}: {record.error.message}" if record.error is not None else ""
-    return WaitReason(f"attempt {record.attempt} starts at {time_text(record.not_before)}{why}")
+    return WaitReason(f"attempt {record.attempt} starts at {as_text(record.not_before)}{why}")
 
 
 def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
@@ -184,9 +184,9 @@ def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if missing.trying:
         return WaitReason(f"{missing.message}; a node agent tries it again now", missing.since)
     gives_up = max(record.created_at, missing.since) + view.pool.spec.sandbox.images.give_up_after_seconds
-    again = f"at {time_text(missing.until)}" if missing.until > view.now else "next"
+    again = f"at {as_text(missing.until)}" if missing.until > view.now else "next"
     return WaitReason(
-        f"{missing.message}; it is tried again {again}, and the rollout waits for it until {time_text(gives_up)}",
+        f"{missing.message}; it is tried again {again}, and the rollout waits for it until {as_text(gives_up)}",
         missing.since,
     )
 
@@ -248,7 +248,7 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
         return None
     sentence = (
         f"its budgets need {need:g} s of walltime, but the last allocation of RolloutPool {view.name} ends at "
-        f"{time_text(max(ends))}"
+        f"{as_text(max(ends))}"
     )
     shortage = PoolShortage(view.pool, [a for a in active(view.allocations) if not a.status.ready], view.now)
     rows = (slurm_unreachable, submit_unanswered, pending, failing, starting, submitting)
@@ -347,8 +347,8 @@ OF_MODEL_SERVERS = frozenset(
 
 
 def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSupply]:
-    """Return the InferencePools from which the rollout still has to sample: none at EVAL."""
-    return () if record.stage is Stage.EVAL else view.supplies
+    """Return the InferencePools from which the rollout still has to sample: none at EVAL, and none for a check."""
+    return () if record.stage is Stage.EVAL or record.mode == CHECK else view.supplies
 
 
 def _condition_since(status: PoolStatus, type: str, word: str) -> datetime | None:

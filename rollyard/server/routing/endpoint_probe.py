@@ -44,7 +44,11 @@ class EndpointProbe:
         """Sample one token through /v1/completions. If the answer has no token ids, try /generate. After a status of 500
         or more the probe has failed, and /generate is not tried."""
         try:
-            status, body = await self._post(endpoint, "/v1/completions", _completion(endpoint.model))
+            status, body = await self._post(
+                endpoint,
+                "/v1/completions",
+                {"model": endpoint.model, "prompt": PROMPT, "max_tokens": 1, "return_token_ids": True, "logprobs": 0},
+            )
             if status == 200 and _completion_ids(body):
                 return ProbeResult()
             first = f"/v1/completions answers {_answer_problem(status, body, _completion_ids(body))}"
@@ -88,10 +92,6 @@ class EndpointProbe:
 
 def _headers(endpoint: Endpoint) -> dict[str, str]:
     return {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-
-
-def _completion(model: str) -> dict[str, Any]:
-    return {"model": model, "prompt": PROMPT, "max_tokens": 1, "return_token_ids": True, "logprobs": 0}
 
 
 _GENERATE: Mapping[str, Any] = {

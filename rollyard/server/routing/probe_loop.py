@@ -35,19 +35,13 @@ class EndpointProber:
         self._endpoints = endpoints
         self._pools = pools
         self._trust = trust
-        self._suspected = Waker()
-        self._relisted = Waker()
+        self.suspected = Waker()
+        """Wakes the loop for suspected endpoints, because a probe is due."""
+        self.relisted = Waker()
+        """Wakes the loop for external endpoints, because the list in a pool's spec has changed."""
         self._seen: set[PoolKey] = set()
         self._busy: set[str] = set()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-
-    def wake(self) -> None:
-        """Wake the loop for suspected endpoints, because a probe is due."""
-        self._suspected.wake()
-
-    def relist(self) -> None:
-        """Wake the loop for external endpoints, because the list in a pool's spec has changed."""
-        self._relisted.wake()
 
     async def run(self) -> None:
         """Probe for ever."""
@@ -62,7 +56,7 @@ class EndpointProber:
             while True:
                 for state in self._endpoints.suspected_endpoints():
                     self._start_probe(tasks, probe, state.endpoint, whole=True)
-                await self._suspected.pause(POLL_SECONDS)
+                await self.suspected.pause(POLL_SECONDS)
 
     async def _probe_externals(self, tasks: asyncio.TaskGroup, probe: EndpointProbe) -> None:
         while True:
@@ -72,7 +66,7 @@ class EndpointProber:
                     # An ejected endpoint is probed only at the end of its ejection, by the loop in `run`.
                     if not state.uid and not state.trust.ejected and not state.drain:
                         self._start_probe(tasks, probe, state.endpoint, whole=not state.ready)
-            await self._relisted.pause(EXTERNAL_SECONDS)
+            await self.relisted.pause(EXTERNAL_SECONDS)
 
     async def _sync_registry(self) -> None:
         """Add to the registry the external endpoints of the pools' specs, and remove those that are no longer in a

@@ -42,17 +42,14 @@ class Rebalancer:
         self._choice = choice
         self._sessions = sessions
         self._ask_rollout, self._ask_external = ask_rollout, ask_external
-        self._waker = Waker()
+        self.waker = Waker()
         self._stuck: set[str] = set()
         """Endpoints that are out, and whose sessions wait because no other endpoint is ready."""
-
-    def wake(self) -> None:
-        self._waker.wake()
 
     async def run(self) -> None:
         """Rebalance for ever."""
         while True:
-            await self._waker.pause(URGENT_ROUND_SECONDS if self.stranded() else ROUND_SECONDS)
+            await self.waker.pause(URGENT_ROUND_SECONDS if self.stranded() else ROUND_SECONDS)
             self.rebalance()
             await asyncio.sleep(0.1)  # endpoints that change close together are handled together
 

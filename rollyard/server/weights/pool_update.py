@@ -142,19 +142,14 @@ def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> Wei
         return WeightsStep(weights)
     if not weights.model:
         return WeightsStep(evolve(weights, model=model))
-    operation = weights.operation
-    if operation is not None and operation.is_running:
-        message = f"spec.model.path is now {model}"
-        operation = evolve(operation, phase="Superseded", finished_at=now, message=message)
-    update = {"model": model, "current": None, "operation": _without_endpoints(operation)}
+    if (operation := weights.operation) is not None:
+        superseded = {"phase": "Superseded", "finished_at": now, "message": f"spec.model.path is now {model}"}
+        operation = evolve(operation, endpoints={}, **(superseded if operation.is_running else {}))
+    update = {"model": model, "current": None, "operation": operation}
     event = PoolEvent(
         "WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder"
     )
     return WeightsStep(evolve(weights, **update), (event,))
-
-
-def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation | None:
-    return evolve(operation, endpoints={}) if operation is not None else None
 
 
 def _set_initial_version(

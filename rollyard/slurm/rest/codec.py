@@ -163,21 +163,21 @@ class Codec(ABC):
         for record in nodes["nodes"]:
             for name in record["partitions"]:
                 members.setdefault(name, set()).add(record["name"])
-        known = (self._node(record) for record in nodes["nodes"])
+        known = (
+            Node(
+                name=record["name"],
+                state=self.node_state(record).lower(),
+                reason=record["reason"] or "",
+                cpus=int(record["cpus"]),
+                memory_bytes=int(record["real_memory"]) * MIB,
+                gpus=gpus_of_gres(record["gres"] or ""),
+                gpu_types=gpu_types_of_gres(record["gres"] or ""),
+                features=self.features(record),
+            )
+            for record in nodes["nodes"]
+        )
         found = (self.partition(p, frozenset(members.get(p["name"], ()))) for p in partitions["partitions"])
         return Site(self.release(nodes), {p.name: p for p in found}, {n.name: n for n in known})
-
-    def _node(self, record: Body) -> Node:
-        return Node(
-            name=record["name"],
-            state=self.node_state(record).lower(),
-            reason=record["reason"] or "",
-            cpus=int(record["cpus"]),
-            memory_bytes=int(record["real_memory"]) * MIB,
-            gpus=gpus_of_gres(record["gres"] or ""),
-            gpu_types=gpu_types_of_gres(record["gres"] or ""),
-            features=self.features(record),
-        )
 
     def _seconds(self, value: Any) -> float | None:
         return float(seconds) if (seconds := self.number(value)) else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall, ToolCallParser
 from rollyard.tokens.tool_calls.call_forms import forced_calls
 from rollyard.tokens.tool_calls.guarded_parser import parse_safely
-from rollyard.tokens.tool_calls.hermes import parse
 from rollyard.tokens.tool_calls.parser_choice import NoParserFits, marks_of, parser_for, parsers_that_read
 from rollyard.tokens.tool_calls.plain_turn import plain_turn, without_thoughts
 
@@ -20,7 +19,6 @@ __all__ = [
     "ToolCallParser",
     "forced_calls",
     "marks_of",
-    "parse",
     "parse_safely",
     "parser_for",
     "parsers_that_read",

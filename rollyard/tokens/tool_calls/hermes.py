@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rollyard.tokens.tool_calls.base import ParsedTurn
 from rollyard.tokens.tool_calls.json_calls import JsonCalls
 
 FORM = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'
@@ -13,8 +12,3 @@ class Hermes(JsonCalls):
     form = FORM
     marks = ("<tool_call>",)
     closing = "</tool_call>"
-
-
-def parse(text: str) -> ParsedTurn:
-    """Parse a turn in the form Hermes. Never raises."""
-    return Hermes().parse(text)

@@ -22,7 +22,6 @@ from rollyard.client.sync_client import BlockingBatch
 from rollyard.core.errors import NoProgress, RollyardError, Unavailable
 from rollyard.kinds.batch import BatchRequest
 from rollyard.trainers.trl.pushed_weights import WeightTransfer
-from rollyard.trajectory import Segment, Trajectory
 from rollyard.trajectory.group import Group
 
 log = logging.getLogger(__name__)
@@ -164,28 +163,19 @@ class StreamWorker:
                         "reward_std": spread,
                         "rollout/turns": len(trajectory.turns),
                     }
-                    yield self._sample(group.delivery, trajectory, index, segment, float(gain), metrics)
-
-    def _sample(
-        self,
-        delivery: int,
-        trajectory: Trajectory,
-        index: int,
-        segment: Segment,
-        advantage: float,
-        metrics: dict[str, float],
-    ) -> Any:
-        return self._sample_class(
-            prompt=[{"role": "user", "content": trajectory.task.model_dump_json()}],
-            completion=[{"role": "assistant", "content": t.text} for t in trajectory.turns if t.segment == index],
-            input_ids=np.array(segment.token_ids, np.int64),
-            completion_mask=np.array(segment.loss_mask, np.int64),
-            old_log_probs=np.array([0.0 if p is None else p for p in segment.logprobs], np.float32),
-            advantage=advantage,
-            model_version=min(self._weights.number(v) for v in segment.weights_version if v is not None),
-            group_id=delivery,
-            metrics=metrics,
-        )
+                    yield self._sample_class(
+                        prompt=[{"role": "user", "content": trajectory.task.model_dump_json()}],
+                        completion=[
+                            {"role": "assistant", "content": t.text} for t in trajectory.turns if t.segment == index
+                        ],
+                        input_ids=np.array(segment.token_ids, np.int64),
+                        completion_mask=np.array(segment.loss_mask, np.int64),
+                        old_log_probs=np.array([0.0 if p is None else p for p in segment.logprobs], np.float32),
+                        advantage=float(gain),
+                        model_version=min(self._weights.number(v) for v in segment.weights_version if v is not None),
+                        group_id=group.delivery,
+                        metrics=metrics,
+                    )
 
     def _report(self, batch: BlockingBatch, group: Group) -> None:
         view = batch.view

@@ -26,7 +26,7 @@ from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.store.base import BlobRef
 from rollyard.store.blobs import read_blob
 from rollyard.trajectory import Trajectory

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.process_tree import boot_id
 from rollyard.engine.process import child_process, owned_engine, shared_memory
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed
 from rollyard.engine.process.engine_supervisor import Supervisor
@@ -104,6 +105,7 @@ async def test_other_children_of_the_model_server_live_on(leak: Leak, tmp_path: 
 MODEL_SERVER = """
 import asyncio, sys
 from pathlib import Path
+from rollyard.core.process_tree import boot_id
 from rollyard.engine.process import child_process
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.process.owned_engine import start_engine
@@ -280,6 +282,6 @@ async def test_a_name_in_shared_memory_that_another_user_took_is_told_at_once_an
 
 
 def test_a_damaged_record_is_no_obstacle(tmp_path: Path) -> None:
-    for text in ("", "{", "[]", '{"boot": 1}', json.dumps({"boot": shared_memory._boot(), "files": [["psm_x"]]})):
+    for text in ("", "{", "[]", '{"boot": 1}', json.dumps({"boot": boot_id(), "files": [["psm_x"]]})):
         (tmp_path / RECORD).write_text(text)
         assert shared_memory.remove_recorded(tmp_path) == ([], [])

@@ -14,7 +14,7 @@ import pytest_asyncio
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT, find_runtime
-from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.starter import client
 from rollyard.sandbox.starter.client import Launch, SandboxStarter, run_alone
 from tests.support.host_processes import HostProcess, descendants

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest_asyncio
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.batches.task_lines import canonical
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.store.store import Store
+from tests.support.manual_clock import ManualClock
 from tests.support.played_pool import PlayedPool
 
 
@@ -36,12 +35,12 @@ class Site:
         )
 
     async def dataset(self, name: str, tasks: int) -> None:
-        lines = [canonical(task(number)) for number in range(tasks)]
+        lines = [task(number).canonical() for number in range(tasks)]
         await self.batches.put_dataset("default", name, lines, {"math"})
 
     async def create(self, **fields: Any) -> BatchView:
         request = BatchRequest.model_validate({"pool": "swe", "n": 2, **fields})
-        view, _ = await self.batches.create("default", request, [canonical(t) for t in request.tasks or ()])
+        view, _ = await self.batches.create("default", request, [t.canonical() for t in request.tasks or ()])
         return view
 
     async def view(self, id: str) -> BatchView:

@@ -23,10 +23,13 @@ from rollyard.server.batches.advance import (
     GroupAdopted,
     GroupDelivered,
     GroupDrawn,
+    GroupEffect,
+    GroupEvent,
     RolloutEnded,
     SourceDrained,
     Ticked,
     advance,
+    advance_group,
     wanted,
 )
 from rollyard.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState
@@ -47,7 +50,7 @@ def end(sample: int, reward: float | None, tokens: int = 10) -> EndedRollout:
     return EndedRollout(sample, Status.FAILED if reward is None else Status.COMPLETED, reward, tokens, 1, 2.0)
 
 
-def kinds(effects: tuple[BatchEffect, ...]) -> list[type]:
+def kinds(effects: tuple[BatchEffect | GroupEffect, ...]) -> list[type]:
     return [type(effect) for effect in effects]
 
 
@@ -93,9 +96,9 @@ def test_an_informative_group_is_delivered_once_it_is_whole() -> None:
     batch = replace(BATCH, open=1, unfinished=4, faulty_in_a_row=7)
     found = group(0)
     for sample, reward in enumerate([1.0, 0.0, 0.0]):
-        batch, found, _ = step(request(target=2), batch, found, RolloutEnded(1.0, end(sample, reward)))
+        batch, found, _ = advance_group(request(target=2), batch, found, RolloutEnded(1.0, end(sample, reward)))
     assert (found.state, batch.open, batch.informative, batch.faulty_in_a_row) == (GroupState.INFORMATIVE, 0, 1, 0)
-    batch, found, effects = step(request(target=2), batch, found, RolloutEnded(1.0, end(3, None)))
+    batch, found, effects = advance_group(request(target=2), batch, found, RolloutEnded(1.0, end(3, None)))
     assert (found.state, found.delivery, batch.delivered, batch.informative) == (GroupState.DELIVERED, 1, 1, 0)
     assert GroupDelivered in kinds(effects)
     assert batch.delivered_lengths.rollouts == 3, "a rollout without a reward has no length that counts"
@@ -104,7 +107,7 @@ def test_an_informative_group_is_delivered_once_it_is_whole() -> None:
 def test_the_target_ends_the_batch_and_nothing_more_is_drawn() -> None:
     batch = replace(BATCH, open=2, informative=1, unfinished=5, delivered=1)
     last = group(0, 1.0, 0.0, 0.0, state=GroupState.INFORMATIVE)
-    batch, _, effects = step(request(target=2), batch, last, RolloutEnded(9.0, end(3, 0.0)))
+    batch, _, effects = advance_group(request(target=2), batch, last, RolloutEnded(9.0, end(3, 0.0)))
     assert (batch.status, batch.ended_at, batch.in_flight, batch.unfinished) == (BatchStatus.COMPLETED, 9.0, 0, 0)
     assert effects[-1] == BatchEnded(keep=True)
     assert DrawTasks not in kinds(effects)
@@ -120,13 +123,13 @@ def test_the_target_ends_the_batch_and_nothing_more_is_drawn() -> None:
     ],
 )
 def test_what_is_left_is_kept_where_another_batch_can_have_it(fields: dict[str, Any], keep: bool) -> None:
-    *_, effects = advance(request(target=2, **fields), BATCH, None, BatchCancelled(1.0, keep=True))
+    *_, effects = advance(request(target=2, **fields), BATCH, BatchCancelled(1.0, keep=True))
     assert effects == (BatchEnded(keep),)
 
 
 def test_a_group_that_is_given_up_counts_as_waste_and_is_replaced() -> None:
     batch = replace(BATCH, open=3, unfinished=9)
-    batch, found, effects = step(
+    batch, found, effects = advance_group(
         request(target=2, filter={"min_mean": 0.9, "reward_range": [0, 1]}),
         batch,
         group(0),
@@ -135,31 +138,31 @@ def test_a_group_that_is_given_up_counts_as_waste_and_is_replaced() -> None:
     assert (found.state, batch.all_low, batch.open) == (GroupState.UNINFORMATIVE, 1, 2)
     assert (batch.wasted_tokens, batch.unfinished) == (10, 5)
     assert CancelRest() in effects
-    batch, _, _ = step(request(target=2), batch, found, RolloutEnded(1.0, end(1, 1.0, tokens=7)))
+    batch, _, _ = advance_group(request(target=2), batch, found, RolloutEnded(1.0, end(1, 1.0, tokens=7)))
     assert (batch.wasted_tokens, batch.unfinished) == (17, 5), "one that ended before its cancel arrived"
 
 
 def test_an_adopted_group_is_judged_by_its_new_batch() -> None:
     whole = group(0, 1.0, 0.0, 0.0, 0.0, state=GroupState.OPEN)
-    batch, found, _ = step(request(target=1), BATCH, replace(whole, batch=None), GroupAdopted())
+    batch, found, _ = advance_group(request(target=1), BATCH, replace(whole, batch=None), GroupAdopted())
     assert (found.batch, found.state, batch.status) == ("b", GroupState.DELIVERED, BatchStatus.COMPLETED)
-    batch, found, _ = step(request(target=1, filter={"max_mean": 0.1}), BATCH, whole, GroupAdopted())
+    batch, found, _ = advance_group(request(target=1, filter={"max_mean": 0.1}), BATCH, whole, GroupAdopted())
     assert (found.state, batch.all_high, batch.unfinished) == (GroupState.UNINFORMATIVE, 1, 0)
 
 
 def test_a_stream_completes_when_it_is_drained_and_acknowledged() -> None:
     streamed = request(step_groups=2)
     batch = replace(BATCH, delivered=3, acknowledged=2)
-    batch, _, effects = advance(streamed, batch, None, SourceDrained(5.0))
+    batch, effects = advance(streamed, batch, SourceDrained(5.0))
     assert (batch.status, effects) == (BatchStatus.RUNNING, ())
-    batch, _, _ = advance(streamed, batch, None, Acknowledged(6.0, 3))
+    batch, _ = advance(streamed, batch, Acknowledged(6.0, 3))
     assert (batch.status, batch.ended_at) == (BatchStatus.COMPLETED, 6.0)
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_acknowledging_less_than_before_changes_nothing(before: int, upto: int) -> None:
     batch = replace(BATCH, delivered=50, acknowledged=before)
-    batch, *_ = advance(request(step_groups=4), batch, None, Acknowledged(1.0, upto))
+    batch, _ = advance(request(step_groups=4), batch, Acknowledged(1.0, upto))
     assert batch.acknowledged == max(before, upto)
 
 
@@ -167,16 +170,8 @@ def test_an_ended_batch_stays_as_it_ended() -> None:
     for status in (status for status in BatchStatus if status.terminal):
         ended = replace(BATCH, status=status, ended_at=1.0)
         for event in (Ticked(1e9, 0), BatchCancelled(2.0, keep=True), SourceDrained(2.0)):
-            after, _, effects = advance(request(target=1, deadline_seconds=1), ended, None, event)
+            after, effects = advance(request(target=1, deadline_seconds=1), ended, event)
             assert (after.status, after.ended_at, effects) == (status, 1.0, ())
-
-
-def step(
-    request: BatchRequest, batch: BatchRecord, found: GroupRecord, event: BatchEvent
-) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
-    batch, after, effects = advance(request, batch, found, event)
-    assert after is not None
-    return batch, after, effects
 
 
 class Life(RuleBasedStateMachine):
@@ -192,39 +187,48 @@ class Life(RuleBasedStateMachine):
         self.running: set[tuple[str, int]] = set()
         self.source = 40
 
-    def tell(self, found: GroupRecord | None, event: BatchEvent) -> None:
+    def tell(self, event: BatchEvent) -> None:
         before = self.batch
-        self.batch, found, effects = advance(self.request, self.batch, found, event)
+        self.batch, effects = advance(self.request, self.batch, event)
         assert not before.status.terminal or self.batch.status is before.status
-        if found is not None:
-            self.groups[found.id] = found
         for effect in effects:
-            if isinstance(effect, DrawTasks):
-                self.draw(min(effect.groups, wanted(self.request, self.batch)))
-            elif isinstance(effect, CancelRest):
-                assert found is not None
+            self.carry_out(effect)
+
+    def tell_group(self, found: GroupRecord, event: GroupEvent) -> None:
+        before = self.batch
+        self.batch, found, effects = advance_group(self.request, self.batch, found, event)
+        assert not before.status.terminal or self.batch.status is before.status
+        self.groups[found.id] = found
+        for effect in effects:
+            if isinstance(effect, CancelRest):
                 for one in [r for r in self.running if r[0] == found.id]:
                     self.running.discard(one)
-                    self.tell(
+                    self.tell_group(
                         self.groups[found.id],
                         RolloutEnded(1.0, EndedRollout(one[1], Status.CANCELLED, None, 0, 0, 0.0)),
                     )
-            elif isinstance(effect, BatchEnded):
-                for live in [g for g in self.groups.values() if g.batch == "b" and g.state.live]:
-                    self.groups[live.id] = replace(live, batch=None)
+            else:
+                self.carry_out(effect)
+
+    def carry_out(self, effect: BatchEffect | GroupEffect) -> None:
+        if isinstance(effect, DrawTasks):
+            self.draw(min(effect.groups, wanted(self.request, self.batch)))
+        elif isinstance(effect, BatchEnded):
+            for live in [g for g in self.groups.values() if g.batch == "b" and g.state.live]:
+                self.groups[live.id] = replace(live, batch=None)
 
     def draw(self, count: int) -> None:
         for _ in range(min(count, self.source)):
             self.source -= 1
             made = group(len(self.groups))
             self.running |= {(made.id, sample) for sample in range(4)}
-            self.tell(made, GroupDrawn())
+            self.tell_group(made, GroupDrawn())
         if self.source == 0:
-            self.tell(None, SourceDrained(1.0))
+            self.tell(SourceDrained(1.0))
 
     @rule(slots=st.integers(0, 60))
     def tick(self, slots: int) -> None:
-        self.tell(None, Ticked(101.0, slots))
+        self.tell(Ticked(101.0, slots))
 
     @rule(pick=st.integers(0, 10**6), reward=st.sampled_from([0.0, 1.0, None]))
     def finish(self, pick: int, reward: float | None) -> None:
@@ -232,7 +236,7 @@ class Life(RuleBasedStateMachine):
         if mine:
             id, sample = mine[pick % len(mine)]
             self.running.discard((id, sample))
-            self.tell(self.groups[id], RolloutEnded(1.0, end(sample, reward)))
+            self.tell_group(self.groups[id], RolloutEnded(1.0, end(sample, reward)))
 
     @invariant()
     def counters_are_those_of_the_groups(self) -> None:

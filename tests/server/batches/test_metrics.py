@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollyard.api.batch_metrics import batch_metrics
+from rollyard.api.metrics import batch_metrics
 from rollyard.core.errors import Unavailable
 from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.batch import BatchKey

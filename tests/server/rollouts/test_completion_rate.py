@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 from rollyard.server.rollouts.completion_rate import CompletionRate
+from tests.support.manual_clock import ManualClock
 
 POOL = PoolKey("default", "swe")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard.server.rollouts.image_prefetch import MOST_PREFETCHED, PrefetchNode, assign
+from rollyard.server.rollouts.image_prefetcher import MOST_PREFETCHED, PrefetchNode, assign
 
 
 def node(*ready: str, slots: int = 8) -> PrefetchNode:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.server.rollouts import missing_images
 from rollyard.server.rollouts.missing_image import FIRST_SECONDS
@@ -16,6 +15,7 @@ from rollyard.store.base import MissingImage, RolloutRecord
 from rollyard.store.store import Store
 from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, PrefetchImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
+from tests.support.manual_clock import ManualClock
 
 BAD, GOOD = "docker://r.example/bad:1", "docker://r.example/good:1"
 SENTENCE = f"the image {BAD} cannot be used now: the registry r.example has no bad:1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS
 from rollyard.server.rollouts.result_pruner import ResultPruner
@@ -12,6 +11,7 @@ from rollyard.store.base import RolloutFilter
 from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from tests.support.make import rollout, rollout_pool
+from tests.support.manual_clock import ManualClock
 
 
 async def test_an_artifact_may_have_a_shorter_time_to_live(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 
 from rollyard.core.aio import running
-from rollyard.core.clock import ManualClock
 from rollyard.core.errors import Conflict, Fenced, Invalid, NotFound
 from rollyard.core.telemetry import ATTEMPTS_FAULTED
 from rollyard.kinds.base import evolve
@@ -50,6 +49,7 @@ from rollyard.wire.node import (
     ToNode,
 )
 from tests.support import make
+from tests.support.manual_clock import ManualClock
 from tests.support.reports import finish, run_stored
 from tests.support.until import until
 
@@ -535,6 +535,51 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
     assert yard.sessions.counts() == {"e1": 6, "e2": 4}
     await run_stored(yard.rollouts, first, "u1", b"run")
     assert yard.sessions.counts() == {"e1": 6, "e2": 3}, "what is being scored has no session"
+
+
+async def test_a_check_needs_no_model_server_and_no_trainer_gets_it(yard: Yard) -> None:
+    await yard.declare(inference={"policy": "policy-pool"})
+    await yard.rollouts.submit("default", [request("train", n=300)])
+    check = {"mode": "check", "agent": {"type": "nothing"}}
+    await yard.rollouts.submit("default", [request(f"check-{number}", **check) for number in range(3)])
+    node = yard.node(init=2)
+    await until(lambda: len(node.leases) == 2)
+    assert [(lease.id, lease.endpoints) for lease in node.leases] == [("check-0", {}), ("check-1", {})]
+    needed, running = await yard.rollouts.model_demand(KEY, None, "policy")
+    assert (needed[Stage.INIT], running[Stage.INIT]) == (300, 0), "checks start no engines"
+    needed, running = await yard.rollouts.model_demand(KEY, None, "judge")
+    assert (needed[Stage.INIT], running[Stage.INIT]) == (301, 2), "checks may need a judge"
+    await run_stored(yard.rollouts, node.leases[0], "u1", b"run")
+    await finish(yard.rollouts, header(node.leases[0], reward=0.0, sampled=0), "u1", None)
+    ended = await yard.rollouts.get("default", "check-0")
+    assert (ended.status, ended.reward, ended.endpoints) == (Status.COMPLETED, 0.0, {})
+    assert (await yard.rollouts.model_demand(KEY, None, "policy"))[0][Stage.INIT] == 300
+    await yard.rollouts.cancel("default", "train.0")
+    stream = yard.rollouts.ends.stream(0, "default", None, None, 60)
+    assert [record.id for record in await take(stream, 1)] == ["train.0"]
+
+
+async def test_an_artifact_is_scored_again_in_a_rollout_of_its_own(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    with pytest.raises(Invalid, match="'a' has not ended"):
+        await yard.rollouts.submit("default", [request("again", mode="check", regrade_of="a")])
+    await run_stored(yard.rollouts, lease, "u1", b"run")
+    await finish(yard.rollouts, header(lease), "u1", None)
+    again = request("again", answer="2", mode="check", regrade_of="a")
+    assert [new for _, new in await yard.rollouts.submit("default", [again])] == [True]
+    assert [new for _, new in await yard.rollouts.submit("default", [again])] == [False]
+    yard.wants(node, eval=1)
+    await until(lambda: len(node.leases) == 2)
+    assert (node.leases[1].id, node.leases[1].stage, node.leases[1].task.fields["answer"]) == ("again", Stage.EVAL, "2")
+    await finish(yard.rollouts, header(node.leases[1], reward=0.0), "u1", None)
+    old, new = [await yard.rollouts.get("default", id) for id in ("a", "again")]
+    assert (old.reward, new.reward, new.result, new.artifact) == (1.0, 0.0, old.result, old.artifact)
+    await yard.rollouts.submit("default", [request("never")])
+    await yard.rollouts.cancel("default", "never")
+    for id, why in (("never", "was never stored"), ("nonesuch", "is unknown")):
+        with pytest.raises(Invalid, match=why):
+            await yard.rollouts.submit("default", [request(None, mode="check", regrade_of=id)])
 
 
 async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard: Yard) -> None:

@@ -145,6 +145,12 @@ def test_a_reward_without_a_sampled_token_does_not_exist(status: Status) -> None
     assert (record.error.reason, str(status) in record.error.message) == ("NothingSampled", True)
 
 
+def test_the_reward_of_a_check_needs_no_token() -> None:
+    record = granted(rollout(mode="check"))
+    record, _ = step(record, finished(record, Status.COMPLETED, 1.0, sampled=0))
+    assert (record.status, record.reward, record.error) == (Status.COMPLETED, 1.0, None)
+
+
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), float("-inf")])
 def test_a_score_that_is_no_finite_number_is_a_failure(reward: float | None) -> None:
     record = granted(rollout())

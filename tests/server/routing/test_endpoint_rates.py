@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, total_metrics
@@ -16,6 +15,7 @@ from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad
 from tests.support import make
+from tests.support.manual_clock import ManualClock
 
 KEY = PoolKey("default", "policy")
 

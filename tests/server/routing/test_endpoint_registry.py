@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
@@ -19,6 +18,7 @@ from rollyard.server_process.parts_and_wakeups import Routing
 from rollyard.wire.base import Identity
 from rollyard.wire.tool_proof import ToolProof
 from tests.support import make
+from tests.support.manual_clock import ManualClock
 
 POOL = PoolKey("default", "policy")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.errors import TaskError
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.tool_calls import NoParserFits, ParsedTurn, ToolCall, parse, parser_for
+from rollyard.tokens.tool_calls import NoParserFits, ParsedTurn, ToolCall, parser_for
 from rollyard.tokens.tool_calls.base import ToolCallParser
 from rollyard.tokens.tool_calls.parser_choice import BUILT_IN
 from tests.support.template_families import FAMILIES
@@ -255,4 +255,4 @@ def test_an_installed_parser_is_found_by_its_name(
     assert found.parse("STOP").calls == (STOP,)
     with pytest.raises(TaskError, match="'broken' cannot be created: ModuleNotFoundError"):
         parser_for(template("{{ 1 }}"), "broken", TOOLS)
-    assert parse("STOP").calls == ()
+    assert parser("hermes").parse("STOP").calls == ()

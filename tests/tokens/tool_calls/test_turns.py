@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, parse
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.hermes import Hermes
+
+parse = Hermes().parse
 
 
 def call(body: str) -> str:

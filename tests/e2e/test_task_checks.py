@@ -1,0 +1,195 @@
+"""Checks of tasks, and old results that are scored again, without any model server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rollyard.client import AsyncClient, rollout_client
+from rollyard.client.repeated_runs import RepeatedRuns, Variant
+from rollyard.client.task_report import TaskReport
+from rollyard.core.errors import Invalid
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Status, Task
+from tests.support import planted_tasks
+from tests.support.yard import ROOT, Yard, end
+
+pytestmark = [pytest.mark.slow(20), pytest.mark.asyncio(loop_scope="module")]
+
+FAULTS = ["sound", "broken", "free", "flaky", "slow", "no-verdict", "unsolved"]
+SQUARE = {
+    "kind": "code",
+    "problem": "Write f(x), the square of x, into /workspace/f.py.",
+    "solution": "/workspace/f.py",
+    "cases": [{"call": "f(3)", "expect": "9"}],
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    """A yard without a model server."""
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    made.env["PYTHONPATH"] = planted_tasks.install(made.folder / "plugin")
+    made.start()
+    limit = {"timeoutSeconds": 2 * planted_tasks.SLOW_SECONDS - 1}
+    async with made.client() as client:
+        await made.apply(client, policy={"replicas": 0}, demo={"replicas": 1, "stages": {"eval": limit}})
+    yield made
+    await end(made)
+
+
+def _file(folder: Path, tasks: list[dict[str, Any]]) -> Path:
+    (file := folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return file
+
+
+async def _rollouts(client: AsyncClient, group: str) -> dict[str, RolloutView]:
+    return {view.id: view async for view in client.rollouts(group=group)}
+
+
+async def test_a_check_that_is_killed_half_way_finds_each_planted_fault_and_runs_nothing_twice(
+    yard: Yard, tmp_path: Path
+) -> None:
+    gate, report = tmp_path / "gate", tmp_path / "report.jsonl"
+    planted = [{"kind": "planted", "fault": fault} for fault in FAULTS]
+    code = {**SQUARE, "reference": "def f(x): return x * x\n"}
+    gated = {"kind": "planted", "fault": "sound", "gate": str(gate)}
+    file = _file(tmp_path, [*planted, code, gated, planted[0]])
+    (wrong := tmp_path / "lazy.sh").write_text("echo 7 > /workspace/number; echo 'def f(x): return x' > f.py")
+    words = ["tasks", "check", str(file), "--pool", "demo", "--wrong", str(wrong), "-o", str(report)]
+    ungated, whole = 8 * 3 * 3, 9 * 3 * 3
+
+    checking = subprocess.Popen(
+        [sys.executable, "-m", "rollyard.cli.main", *words], env=yard.user_env, cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    async with yard.client() as client:
+
+        async def half_way() -> dict[str, RolloutView] | None:
+            ended = {id: view for id, view in (await _rollouts(client, "check-demo")).items() if view.status.terminal}
+            return ended if len(ended) == ungated else None
+
+        before = await yard.until(half_way)
+        checking.kill()
+        await asyncio.to_thread(checking.wait)
+        yard.kill()
+        yard.start()
+        gate.touch()
+        out, err = await yard.rollyard(*words, code=1)
+        after = await _rollouts(client, "check-demo")
+        assert f"{whole} rollouts are there, and do not run again" in err
+        assert len(after) == whole
+        assert {id: view for id, view in after.items() if id in before} == before
+        assert {view.mode for view in after.values()} == {"check"}
+
+        checked = TaskReport.read(report).tasks
+        assert [task.verdict for task in checked] == [*FAULTS[:6], "no-verdict", "sound", "sound"], out
+        assert checked[0].lines == [1, 10]
+        why = {task.verdict: task.why[0] for task in checked[1:6]}
+        assert why["broken"] == "the reference solution gets 0; the number is 41"
+        assert why["free"] == "nothing at all gets 0.5; the number is None"
+        assert sorted(why["flaky"].partition("; ")[0].removeprefix("the reference solution gets ").split(", ")) == [
+            *("0", "1", "1")
+        ]
+        assert why["slow"].startswith("EVAL took 6")
+        assert "the evaluator's data are gone" in why["no-verdict"]
+        assert "nobody has solved it yet" in checked[6].why[0]
+        assert out.splitlines()[-1] == "9 tasks: 3 sound, 1 broken, 1 free, 1 flaky, 1 slow, 2 no-verdict"
+
+        stream = client.stream(after=0)
+        first = asyncio.ensure_future(anext(stream))
+        ids = await client.submit([RolloutRequest.model_validate({"id": "plain", "pool": "demo", "task": SQUARE})])
+        assert (await client.cancel(ids[0])).status is Status.CANCELLED
+        assert (await first)[1].id == "plain", "a trainer's stream has no checks"
+        await stream.aclose()
+
+        out, err = await yard.rollyard(
+            *("submit", "-f", str(file), "--pool", "demo", "--report", str(report), "--id-prefix", "train", "-o", "id")
+        )
+        assert out.split() == ["train-1", "train-8", "train-9", "train-10"]
+        assert "6 tasks are left out: 1 broken, 1 flaky, 1 free, 2 no-verdict, 1 slow" in err
+        await yard.rollyard("rollouts", "cancel", "--prefix", "train-")
+        put = ("datasets", "put", "chosen", str(file), "--report", str(report), "--only", "sound", "--only", "slow")
+        assert "dataset/chosen has 5 tasks" in (await yard.rollyard(*put))[0]
+
+
+async def test_a_program_that_ends_early_attaches_to_what_it_submitted_and_adds_the_rest(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_client, "UNFINISHED", 2)
+    monkeypatch.setattr(rollout_client, "SUBMITTED_TOGETHER", 1)
+    tasks = [Task.model_validate({"kind": "planted", "fault": "sound", "number": number}) for number in range(3)]
+    variants = [Variant(word, {"mode": "check", "agent": {"type": word}}) for word in ("solve", "nothing")]
+    whole = RepeatedRuns("early", "demo", tasks, variants, 1)
+    async with yard.client() as client:
+        async with contextlib.aclosing(whole.ended(client)) as ended:
+            first, _ = await anext(ended)
+        begun = await _rollouts(client, "early")
+        assert 1 <= len(begun) <= 3
+        found = {run: (trajectory.reward, trajectory.attempt) async for run, trajectory in whole.ended(client)}
+        assert found == {run: (float(run.variant == "solve"), 1) for run, _ in whole.runs()}
+        assert first in found
+        assert len(await _rollouts(client, "early")) == len(whole) == 6
+
+
+async def test_an_answer_in_words_is_scored_though_no_model_has_said_it(yard: Yard) -> None:
+    agents = {
+        "right": {"type": "solve"},
+        "wrong": {"type": "script", "script": "pwd; echo 41"},
+        "broken": {"type": "script", "script": "kill -9 -1; exit 3"},
+        "silent": {"type": "nothing"},
+    }
+    task = {"kind": "planted", "fault": "words"}
+    requests = [
+        {"id": id, "pool": "demo", "task": task, "mode": "check", "agent": agent} for id, agent in agents.items()
+    ]
+    async with yard.client() as client:
+        ids = await client.submit([RolloutRequest.model_validate(request) for request in requests])
+        right, wrong, broken, silent = await yard.gather(client, ids)
+    assert [one.reward for one in (right, wrong, broken, silent)] == [1.0, 0.0, 0.0, 0.0]
+    assert [turn.text for turn in right.turns + silent.turns] == ["It is 42"]
+    assert wrong.turns[0].text.splitlines() == ["/workspace", "41"]
+    assert right.segments == wrong.segments == []
+
+
+async def test_an_artifact_is_scored_again_by_another_evaluator_and_the_old_record_stays(
+    yard: Yard, tmp_path: Path
+) -> None:
+    task = {"kind": "planted", "fault": "sound", "note": "regrade"}
+    async with yard.client() as client:
+        request = {"pool": "demo", "task": task, "mode": "check", "agent": {"type": "solve"}}
+        ids = [f"old-{number}" for number in range(2)]
+        await client.submit([RolloutRequest.model_validate({"id": id, **request}) for id in ids])
+        old = await yard.gather(client, ids)
+        assert [(one.status, one.reward, one.segments) for one in old] == [(Status.COMPLETED, 1.0, [])] * 2
+        now = json.dumps({**task, "expected": "43"})
+        words = ("tasks", "regrade", *ids, "--task", now, "--name", "again", "-o", str(tmp_path / "rewards.jsonl"))
+        out, _ = await yard.rollyard(*words)
+        assert out.splitlines()[-1] == "2 rollouts: 2 down; mean reward 1.000 -> 0.000"
+        views = [view async for view in client.rollouts()]
+        assert (await yard.rollyard(*words))[0] == out
+        assert [view async for view in client.rollouts()] == views, "the same name runs nothing again"
+        lines = [json.loads(line) for line in (tmp_path / "rewards.jsonl").read_text().splitlines()]
+        assert [(one["rollout"], one["old"], one["new"], one["notes"]) for one in lines] == [
+            (id, 1.0, 0.0, ["the number is 42"]) for id in ids
+        ]
+        _, new = await client.rollout("again.old-0")
+        assert new is not None
+        assert (new.regrade_of, new.mode, new.timings.run) == ("old-0", "check", old[0].timings.run)
+        assert await yard.gather(client, ids) == old
+
+        for wrong, message in (
+            ({"regrade_of": "nonesuch", "mode": "check"}, "'nonesuch' is unknown"),
+            ({"regrade_of": "old-0"}, "`mode: check` goes with `regrade_of`"),
+            ({"agent": {"type": "nothing"}}, "`mode: check` goes with"),
+            ({"mode": "check"}, "`mode: check` goes with"),
+        ):
+            with pytest.raises((Invalid, ValueError), match=message):
+                await client.submit([RolloutRequest.model_validate({"pool": "demo", "task": task, **wrong})])
