@@ -16,8 +16,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from rollyard.core.errors import SandboxStartFailed
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
 import click
 
@@ -18,10 +18,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.values.quantity import size_bytes
-
-if TYPE_CHECKING:
-    from rollyard.sandbox.find_runtime import RuntimeName
-
+from rollyard.kinds.values.runtime_name import RuntimeName
 
 FILES_OF_A_SANDBOX = 8
 """Open files of one sandbox and its calls, with a margin: three sockets and a connection are usual."""
@@ -132,7 +129,7 @@ async def agent_lightning(client: AsyncClient, namespace: str, pool: str, url: s
 @click.option("--image", help="sandbox image: a .sif file or a folder  [default: this machine's /usr, read-only]")
 @click.option(
     "--runtime",
-    type=click.Choice(("auto", "apptainer", "singularity", "bubblewrap")),
+    type=click.Choice(get_args(RuntimeName)),
     default="auto",
     show_default=True,
     help="auto: the first that works on this machine",

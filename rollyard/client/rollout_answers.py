@@ -15,7 +15,7 @@ from rollyard.trajectory.frames import LENGTH_BYTES
 def read_rollout(data: bytes) -> tuple[RolloutView, Columns | None]:
     """Return the rollout, and its trajectory if the rollout has ended. Raises ValueError."""
     columns = decode(data)
-    return RolloutView.model_validate(columns.about["rollout"]), columns if len(columns) else None
+    return RolloutView.model_validate(columns.about["rollout"], extra="ignore"), columns if len(columns) else None
 
 
 async def read_stream(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Columns | None]]:

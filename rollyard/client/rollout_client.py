@@ -147,7 +147,7 @@ class RolloutClient(ApiClient):
             )
             body = await self._http.json("GET", "/v1/rollouts", query=query)
             for row in body["rollouts"]:
-                yield RolloutView.model_validate(row)
+                yield RolloutView.model_validate(row, extra="ignore")
             after = body["next"]
 
     async def counts(
@@ -163,9 +163,8 @@ class RolloutClient(ApiClient):
 
     async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         """Cancel a rollout, which ends at once. An ended rollout does not change. Raises NotFound."""
-        return RolloutView.model_validate(
-            await self._http.json("DELETE", rollout_path(id), query=self._http.query(namespace))
-        )
+        body = await self._http.json("DELETE", rollout_path(id), query=self._http.query(namespace))
+        return RolloutView.model_validate(body, extra="ignore")
 
     async def cancel_rollouts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None

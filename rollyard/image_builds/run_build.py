@@ -21,9 +21,10 @@ from rollyard.image_builds.outputs import parse_output, write_output
 from rollyard.image_builds.run_step import Network
 from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Runtime
 from rollyard.sandbox.bundled_python import own_python
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 
 CACHE_BYTES = 20 << 30
 """Greatest size of the build cache after a build."""

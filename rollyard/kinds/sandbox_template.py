@@ -12,6 +12,7 @@ from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.image_reference import ImageName
 from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes
+from rollyard.kinds.values.runtime_name import RuntimeName
 
 
 def _check_host(text: str) -> str:
@@ -42,7 +43,7 @@ class WarmSpec(KindModel):
 
 
 class SandboxTemplate(KindModel):
-    runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
+    runtime: RuntimeName = "auto"
     """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
     default_image: ImageName | None = None
     """Image for tasks that name none: docker://HOST/REPOSITORY:TAG, built:NAME, an archive, a .sif file, a folder, or any

@@ -124,7 +124,12 @@ class Root:
 
 class Runtime(Protocol):
     """Builds the command lines of one container runtime. Callers run each command line under the account that
-    `sandbox_account()` returns."""
+    `sandbox_account()` returns.
+
+    The parts around a runtime rely on what a sandbox of it has: PID, user and mount namespaces of its own, so that the end
+    of process 1 ends all (`launcher.py`, the system call filter, the limit of processes, the memory guard); the folder `OWN`
+    with the sandbox agent; a writable root with /workspace, whose changes a snapshot can find.
+    """
 
     @property
     def name(self) -> str:

@@ -6,11 +6,11 @@ import dataclasses
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.find_apptainer import apptainer_programs
 from rollyard.host.node_cache import node_cache
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.base import Limits, Runtime
 from rollyard.sandbox.bubblewrap import Bubblewrap, bubblewrap_program
@@ -18,7 +18,6 @@ from rollyard.sandbox.images import default_root
 from rollyard.sandbox.root_mount import NAMESPACES, find_root_mount
 from rollyard.sandbox.starter.client import run_alone
 
-RuntimeName = Literal["auto", "apptainer", "singularity", "bubblewrap"]
 PROBE_SECONDS = 60.0
 LAUNCH_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C"}
 _REMEDY = (

@@ -10,8 +10,9 @@ from typing import BinaryIO
 from rollyard.images.named_image import named_image
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 

@@ -25,7 +25,8 @@ from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, SandboxStartFailed
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Task
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.kinds.values.runtime_name import RuntimeName
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox_agent.own_threads import MOST_PROGRAMS
 from rollyard.wire.attach import WINDOW, AttachKind, Start
 from tests.support import gated_tasks

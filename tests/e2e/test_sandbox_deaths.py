@@ -15,7 +15,8 @@ import pytest_asyncio
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.kinds.allocation import Allocation
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.kinds.values.runtime_name import RuntimeName
+from rollyard.sandbox.find_runtime import find_runtime
 from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.slurm_field import QUICK, Field, field_of
 from tests.support.yard import kill, requests

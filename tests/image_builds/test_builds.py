@@ -20,8 +20,9 @@ import pytest
 from rollyard.core.errors import ImageBuildFailed
 from rollyard.images.cache import ImageCache
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.image_builds.conftest import Builder
 from tests.support.image_registry import Pusher, digest, running_registry

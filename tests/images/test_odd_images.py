@@ -13,9 +13,10 @@ import pytest
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.support.debian_packages import debian_program
 from tests.support.image_registry import Pusher, gz, symlink, tar

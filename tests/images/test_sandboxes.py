@@ -13,9 +13,10 @@ from rollyard.host.node_cache import node_cache
 from rollyard.images.cache import ImageCache
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.sandbox.warm_sandboxes import WarmSandboxes
 from tests.support.image_registry import BASE, Pusher, gz, hard_link, tar

@@ -22,9 +22,10 @@ from rollyard.core.errors import (
     SnapshotUnusable,
     StageTimeout,
 )
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.node.broken_sandbox import Probe, judge
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.guarded_handler import answers

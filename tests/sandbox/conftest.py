@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from rollyard.core.errors import SandboxStartFailed
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 

@@ -16,8 +16,9 @@ import pytest
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.host.sandbox_account import sandbox_account
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Runtime
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from tests.support.everyday_commands import COMMANDS, PACKAGES, SET_UP, Answer, in_chroot, in_sandbox
 from tests.support.open_python import ROOT, open_python
 from tests.support.small_roots import debian_archive

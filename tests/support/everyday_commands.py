@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import cast
 
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 
 Answer = tuple[int, str]

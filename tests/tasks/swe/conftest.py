@@ -15,8 +15,9 @@ from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.removed_folder import remove_folder
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.swe.handler import SweHandler
