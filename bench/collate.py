@@ -19,7 +19,7 @@ from bench.control_plane import outcome
 from rollyard.client.advantages import group_advantages
 from rollyard.client.training_rows import TrainingRows, collate
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Segment, Trajectory
 from rollyard.trajectory.columns import decode, encode, join
 

@@ -31,11 +31,12 @@ from pathlib import Path
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.host.sandbox_account import sandbox_account
+from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.build_once import build_once
 from rollyard.sandbox.bundled_python import own_python
-from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT, find_runtime
 from rollyard.sandbox.images import default_root
 from rollyard.sandbox.memory_guard.process_memory import descendants
 from rollyard.sandbox.sandbox_factory import SandboxFactory

@@ -28,7 +28,8 @@ from rollyard.client import AsyncClient
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.registry import parse_object
-from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Trajectory
 
 POOLS = ROOT / "examples" / "demo" / "pools.yaml"

@@ -34,7 +34,8 @@ from rollyard.client import Client
 from rollyard.client.training_rows import TrainingRows, collate
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetRef
-from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Sampling, Task
+from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Sampling
+from rollyard.kinds.task import Task
 from rollyard.trajectory.columns import join
 from rollyard.trajectory.group import Group
 

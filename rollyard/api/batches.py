@@ -18,8 +18,8 @@ from rollyard.api.trajectories import columns_response, read_trajectory, wants_c
 from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
 from rollyard.kinds.installed_task_fields import check_tasks, offers_tools
-from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task import Task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 from rollyard.store.base import RolloutRecord
 from rollyard.store.batch_records import GroupRecord

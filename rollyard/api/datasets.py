@@ -17,8 +17,8 @@ from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.batch import BatchName, DatasetHistory, DatasetView
 from rollyard.kinds.installed_task_fields import check_task
-from rollyard.kinds.rollout import Task
 from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
+from rollyard.kinds.task import Task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 from rollyard.store.batch_records import DatasetRecord
 

@@ -68,7 +68,7 @@ async def _submit(request: web.Request) -> web.Response:
     return web.json_response({"rollouts": rows}, status=202)
 
 
-@accepts("namespace", "pool", "group", "status", "metadata", "after", "limit")
+@accepts("namespace", "pool", "group", "status", "metadata", "suspicious", "after", "limit")
 async def _list(request: web.Request) -> web.Response:
     """List rollouts without their trajectories."""
     services, query = request.app[SERVICES], request.query
@@ -82,6 +82,7 @@ async def _list(request: web.Request) -> web.Response:
         pool=query.get("pool"),
         group=query.get("group"),
         metadata=_metadata_items(query.get("metadata")),
+        suspicious=flag(request, "suspicious"),
         status=statuses,
         after_seq=integer(request, "after", 0),
         limit=limit,

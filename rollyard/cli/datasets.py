@@ -11,7 +11,7 @@ from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.rollout_requests import read_tasks
 from rollyard.client.async_client import AsyncClient
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 
 
 @click.group()

@@ -13,7 +13,7 @@ import click
 from rollyard.client.task_report import TaskReport
 from rollyard.client.task_verdict import TaskVerdict
 from rollyard.core.errors import BadRequest
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 
 T = TypeVar("T")
 

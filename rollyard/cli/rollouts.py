@@ -165,6 +165,7 @@ def rollouts() -> None:
     metavar="NAME=VALUE",
     help="only rollouts of tasks with this metadata; repeat for several",
 )
+@click.option("--suspicious", is_flag=True, help="only rewards above 0 that people should look at")
 @click.option("--prefix", default="", help="only rollouts whose ids begin with it")
 @with_client
 async def list_(
@@ -174,6 +175,7 @@ async def list_(
     group: str | None,
     status: tuple[str, ...],
     metadata: tuple[str, ...],
+    suspicious: bool,
     prefix: str,
 ) -> None:
     """List rollouts, one line each."""
@@ -181,7 +183,8 @@ async def list_(
         raise click.UsageError(f"--metadata {wrong!r}: write NAME=VALUE, such as difficulty=hard")
     items = dict(text.split("=", 1) for text in metadata)
     rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"]]
-    async for view in client.rollouts(namespace, pool=pool, group=group, status=status, metadata=items):
+    found = client.rollouts(namespace, pool=pool, group=group, status=status, metadata=items, suspicious=suspicious)
+    async for view in found:
         if view.id.startswith(prefix):
             rows.append(_row(view))
     click.echo("\n".join(align(rows)))

@@ -23,8 +23,9 @@ from rollyard.client.repeated_runs import MAX_NAME_CHARS, RepeatedRuns, Variant
 from rollyard.client.task_report import CheckedTask, TaskReport
 from rollyard.client.task_verdict import NOTHING, SOLVE, CheckedRun, TaskVerdict, checked_run, judge
 from rollyard.core.errors import RollyardError
-from rollyard.kinds.rollout import CHECK, ID_PATTERN, Stage, Status, Task
+from rollyard.kinds.rollout import CHECK, ID_PATTERN, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task import Task
 
 
 @click.command()

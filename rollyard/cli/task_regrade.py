@@ -19,7 +19,8 @@ from rollyard.cli.progress import counted_progress
 from rollyard.cli.rollout_requests import read_task
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import RollyardError
-from rollyard.kinds.rollout import CHECK, RolloutRequest, RolloutView, Status, Task
+from rollyard.kinds.rollout import CHECK, RolloutRequest, RolloutView, Status
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Trajectory
 
 MAX_ID_CHARS = 128

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rollyard.client.api_client import ApiClient
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 
 if TYPE_CHECKING:
     from rollyard.trajectory.columns import Columns

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rollyard.client.rollout_client import RolloutClient
-from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Trajectory
 
 MAX_NAME_CHARS = 80

@@ -137,14 +137,17 @@ class RolloutClient(ApiClient):
         group: str | None = None,
         status: Sequence[str] = (),
         metadata: Mapping[str, str] | None = None,
+        suspicious: bool = False,
     ) -> AsyncGenerator[RolloutView]:
-        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values."""
+        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values.
+        `suspicious`: only rollouts with a reward above 0 and the metric `suspicious`."""
         after: int | None = 0
         own = json.dumps(dict(metadata)) if metadata else None
         while after is not None:
             query = self._http.query(
-                namespace, pool=pool, group=group, status=",".join(status), metadata=own, after=str(after)
-            )
+                namespace, pool=pool, group=group, status=",".join(status), metadata=own,
+                suspicious="true" if suspicious else None, after=str(after),
+            )  # fmt: skip
             body = await self._http.json("GET", "/v1/rollouts", query=query)
             for row in body["rollouts"]:
                 yield RolloutView.model_validate(row, extra="ignore")

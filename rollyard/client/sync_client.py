@@ -179,9 +179,14 @@ class Client(Blocking[AsyncClient]):
         group: str | None = None,
         status: Sequence[str] = (),
         metadata: Mapping[str, str] | None = None,
+        suspicious: bool = False,
     ) -> Iterator[RolloutView]:
-        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values."""
-        return self._each(self._original.rollouts(namespace, pool=pool, group=group, status=status, metadata=metadata))
+        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values.
+        `suspicious`: only rollouts with a reward above 0 and the metric `suspicious`."""
+        found = self._original.rollouts(
+            namespace, pool=pool, group=group, status=status, metadata=metadata, suspicious=suspicious
+        )
+        return self._each(found)
 
     def _each(self, found: AsyncGenerator[T]) -> Iterator[T]:
         try:

@@ -14,7 +14,7 @@ import pydantic
 from rollyard.client.task_verdict import CheckedRun, TaskVerdict
 from rollyard.core.errors import BadRequest
 from rollyard.kinds.base import WireModel
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 
 T = TypeVar("T")
 

@@ -12,6 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 REGISTRY = CollectorRegistry()
 
 ROLLOUTS_FINISHED = Counter("rollyard_rollouts_finished", "Rollouts by terminal status.", ["status"], registry=REGISTRY)
+REWARDS = Counter(
+    "rollyard_rewards",
+    "Rewards above 0 by pool. marks: `suspicious` if the rollout has this metric, else `none`.",
+    ["namespace", "pool", "marks"],
+    registry=REGISTRY,
+)
 ROLLOUT_STAGE_SECONDS = Histogram(
     "rollyard_rollout_stage_seconds", "Seconds that attempts spent in each stage.", ["stage"], registry=REGISTRY,
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 1800, 3600),

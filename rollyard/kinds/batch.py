@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
-from rollyard.kinds.rollout import ID_PATTERN, AgentSpec, Budgets, RolloutRequest, Sampling, Task
+from rollyard.kinds.rollout import ID_PATTERN, AgentSpec, Budgets, RolloutRequest, Sampling
+from rollyard.kinds.task import Task
 from rollyard.kinds.weights import VERSION_PATTERN
 
 MAX_TASKS = 100_000

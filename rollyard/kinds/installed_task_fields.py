@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from rollyard.core.errors import Cause, Invalid
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.kinds.task_fields import CommonFields, TaskFields
 
 log = logging.getLogger(__name__)

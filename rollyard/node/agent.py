@@ -1,5 +1,5 @@
 """The node agent. It runs one asyncio task for each lease, keeps one connection to the server, and stops the work on
-expired leases."""
+expired leases. It is one file, because every message of the server changes the same leases."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ say so. No fault of a server ends a rollout once its tools are listed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
@@ -28,6 +28,8 @@ LINE_COST_BYTES = 1 << 10
 MAX_TOOLS = 512
 MAX_COMPLAINT_BYTES = 2000
 NO_SUCH_METHOD = -32601
+LAST_WORDS_SECONDS = 2.0
+"""Longest time between the end of a server's output and its exit code and last words."""
 
 
 class McpTool(NamedTuple):
@@ -48,12 +50,13 @@ class McpSession:
         self._ended = ""
         """Why no further answer comes; empty while the server runs."""
         self._complaint = bytearray()
+        self._complaints_ended = asyncio.Event()
         self._sending = asyncio.Lock()
         self._noise = 0
         """Number of bytes of lines that were no answers, and LINE_COST_BYTES for each of these lines."""
 
     @classmethod
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def started(cls, sandbox: Sandbox, command: Sequence[str]) -> AsyncIterator[McpSession]:
         """Start a server. Raises TaskError, SandboxLost."""
         try:
@@ -161,6 +164,10 @@ class McpSession:
             if len(rest) > MAX_LINE_BYTES or self._noise > MAX_NOISE_BYTES:
                 return self._end("the tool server wrote too much that is no answer")
             await asyncio.sleep(0)  # `read` does not wait while there is output
+        with contextlib.suppress(TimeoutError):  # a child of the server may hold its standard error open
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await asyncio.wait([self._program.ended])
+                await self._complaints_ended.wait()
         code = f" with exit code {self._program.ended.result()}" if _succeeded(self._program.ended) else ""
         words = self._complaint.decode(errors="replace").strip()
         self._end(f"the tool server has ended{code}" + (f": {words}" if words else ""))
@@ -170,6 +177,7 @@ class McpSession:
             self._complaint += chunk
             del self._complaint[:-MAX_COMPLAINT_BYTES]
             await asyncio.sleep(PAUSE_SECONDS)
+        self._complaints_ended.set()
 
     async def _take(self, line: bytes) -> None:
         try:

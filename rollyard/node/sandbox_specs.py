@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from rollyard.core.errors import TaskError
 from rollyard.images.named_image import named_image
 from rollyard.kinds.installed_task_fields import check_task
-from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task import Task
 from rollyard.kinds.task_evaluator import TaskEvaluator
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.image_reference import ImageReference

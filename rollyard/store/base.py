@@ -214,6 +214,8 @@ class RolloutFilter:
     group: str | None = None
     metadata: tuple[str, ...] = ()
     """Only rollouts whose tasks have all of these items of metadata (`kinds/task_metadata.py`). Needs a namespace."""
+    suspicious: bool = False
+    """Only rollouts whose metric `suspicious` is above 0."""
     status: tuple[Status, ...] = ()
     after_seq: int = 0
     limit: int = 500

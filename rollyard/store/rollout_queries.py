@@ -19,6 +19,8 @@ Counts = dict[tuple[Stage, Status], int]
 
 _BY_ID = f"{row_codec.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
 
+_SUSPICIOUS = " AND reward > 0 AND json_extract(summary, '$.metrics.suspicious') > 0"
+
 _HAS_ITEM = (
     " AND EXISTS (SELECT 1 FROM metadata_items AS other WHERE other.space = ? AND other.item = ? "
     "AND other.rollout = seq)"
@@ -54,6 +56,8 @@ class RolloutQueries:
         live = bool(filter.status) and not any(s.terminal for s in filter.status)
         if live:
             where += " AND cursor IS NULL"
+        if filter.suspicious:
+            where += _SUSPICIOUS
         if filter.metadata:
             return self._list_by_metadata(filter, where, values)
         query = f"{row_codec.select(_list_index(filter, live))} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollyard.kinds.rollout import Task
+    from rollyard.kinds.task import Task
     from rollyard.kinds.task_fields import TaskFields
     from rollyard.tasks.base import Environment, Evaluation, Handler, Reply, RoleModels, Score
     from rollyard.tasks.own_tools import McpServer, ProgramTool, Tool, ToolResult

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel
 
 from rollyard.core.errors import RollyardError, TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.own_tools import OfferedTool
 from rollyard.trajectory import Artifact, Turn

@@ -18,7 +18,8 @@ from typing import Any
 
 from rollyard.core.errors import SandboxStartFailed, TaskError
 from rollyard.kinds.code_task import CodeCase, CodeTask
-from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Task
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
@@ -162,7 +163,9 @@ async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
     except OSError as error:
         raise TaskError(f"{error.filename} cannot be written in a fresh sandbox: {error}") from error
     command = shlex.join(["python3", "-I", f"{folder}/driver.py", f"{folder}/job.json", f"{folder}/results.json"])
-    await sandbox.bash(command, min(total + 10.0, seconds))
+    done = await sandbox.bash(command, min(total + 10.0, seconds))
+    if done.exit_code != 0:  # who ends the driver may have written into its results
+        return None
     limit = min(MAX_RESULTS_BYTES, _longest_results(code.cases))
     try:
         return await sandbox.read_file(f"{folder}/results.json", limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.kinds.env_task import EnvTask
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Environment, Evaluation, Message, Score, sum_of_rewards
 from rollyard.tasks.environments.child_environment import ChildEnvironment

@@ -31,7 +31,8 @@ from rollyard.core.errors import (
     SandboxStartFailed,
     TaskError,
 )
-from rollyard.kinds.rollout import MAX_NOTES_CHARS, Task
+from rollyard.kinds.rollout import MAX_NOTES_CHARS
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Environment, Evaluation, Handler, Message, Reply, RoleModels, Score, sum_of_rewards
 from rollyard.tasks.json_schema import schema_of

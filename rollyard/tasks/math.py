@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.core.errors import TaskError
 from rollyard.kinds.math_task import MathTask
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
@@ -78,13 +78,15 @@ class MathHandler:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return the content of the last \\boxed{…} with balanced braces; None if there is none. Takes linear time."""
-    found, content, open_at = -1, None, list[tuple[int, bool]]()
+    """Return the content of the last \\boxed{…} with balanced braces; None if there is none. Takes linear time. A box around
+    boxes is one answer with all that is in it."""
+    content, open_at = None, list[tuple[int, bool]]()
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
             open_at.append((brace.end(), brace[0] != "{"))
         elif open_at:
             begin, boxed = open_at.pop()
-            if boxed and begin > found:
-                found, content = begin, text[begin : brace.start()]
-    return content
+            alone = content == (begin + len("\\boxed{"), brace.start() - 1)  # a box in a box, and nothing else
+            if boxed and not alone:
+                content = begin, brace.start()
+    return None if content is None else text[slice(*content)].replace("\\boxed{", "{")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rollyard.kinds.rollout import ForkPoint, Task
+from rollyard.kinds.rollout import ForkPoint
+from rollyard.kinds.task import Task
 from rollyard.trajectory.outcome import Outcome
 
 

@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError, field_serializer, field_validator
 from pydantic_core import from_json
 
 from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
-from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
+from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task import Task
 from rollyard.wire.base import Count, Identity, StoredCount, StoredSeconds, WireMessage
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.tool_proof import TemplateProof

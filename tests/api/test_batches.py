@@ -15,7 +15,8 @@ from rollyard.client.kubeconfig import Context
 from rollyard.core.aio import running
 from rollyard.core.errors import BadRequest, Conflict, Expired, Invalid, NotFound
 from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef
-from rollyard.kinds.rollout import RolloutRequest, Status, Task
+from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.kinds.task import Task
 from rollyard.server.batches import service
 from rollyard.server.batches.batch_view import view
 from rollyard.store.batch_records import BatchRecord, LengthSums

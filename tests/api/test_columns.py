@@ -89,6 +89,7 @@ async def test_a_result_is_the_same_however_it_is_read(serving: Serve, tmp_path:
             **json.loads(RUN.outcome.model_dump_json()),
             **{"id": "r", "namespace": "default", "group": "g", "sample_index": 0, "attempt": 1, "mode": "train"},
             "forked_from": None,
+            "regrade_of": None,
             "task": {"kind": "math"},
             "timings": {"queued": 0.5, "init": 1.0, "run": 2.0, "eval": 0.25},
         }

@@ -13,7 +13,7 @@ import pytest
 from rollyard.kinds.base import ConditionUpdate, ObjectKey, evolve, set_conditions
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.installed_task_fields import offers_tools
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.reconcilers.conditions import tool_calls
 from rollyard.wire.tool_proof import ToolProof
 from tests.api.test_batches import tasks

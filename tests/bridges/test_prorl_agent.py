@@ -12,7 +12,8 @@ import pytest
 from rollyard.bridges.prorl_agent.instances import result_of_trajectory
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout import Status, Task
+from rollyard.kinds.rollout import Status
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Segment, Timings, Trajectory, Turn
 from tests.support.bridge_process import BridgeProcess
 from tests.support.compatibility import Compatibility

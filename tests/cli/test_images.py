@@ -20,7 +20,8 @@ from rollyard.images.cache import ImageCache
 from rollyard.images.locks import try_lock
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.batch import BatchRequest
-from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.task import Task
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.trust.admin_kubeconfig import write_kubeconfig
 from rollyard.trust.bearer_tokens import Role

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rollyard.client.training_rows import collate
-from rollyard.kinds.rollout import Status, Task
+from rollyard.kinds.rollout import Status
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Segment, Timings, Trajectory
 from rollyard.trajectory.columns import columns_of, join
 

@@ -24,7 +24,8 @@ import pytest_asyncio
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, SandboxStartFailed
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Task
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.task import Task
 from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox_agent.own_threads import MOST_PROGRAMS

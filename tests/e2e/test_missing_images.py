@@ -19,7 +19,8 @@ from rollyard.client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.host.node_cache import node_cache
 from rollyard.images.cache_folder import bytes_on_disk
-from rollyard.kinds.rollout import RolloutRequest, Status, Task
+from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.kinds.task import Task
 from rollyard.sandbox.bundled_python import own_python
 from rollyard.trajectory import Trajectory
 from tests.support.image_registry import BASE, Front, Pusher, gz, running_registry, tar

@@ -18,7 +18,8 @@ from rollyard.client import AsyncClient, rollout_client
 from rollyard.client.repeated_runs import RepeatedRuns, Variant
 from rollyard.client.task_report import TaskReport
 from rollyard.core.errors import Invalid
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Status, Task
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Status
+from rollyard.kinds.task import Task
 from tests.support import planted_tasks
 from tests.support.yard import ROOT, Yard, end
 

@@ -14,8 +14,9 @@ import pytest
 from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout import RolloutRequest, Stage, Task
+from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task import Task
 from tests.support import gated_tasks
 from tests.support.yard import Yard, end
 

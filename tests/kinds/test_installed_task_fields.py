@@ -12,7 +12,7 @@ import pytest
 from rollyard.core.errors import Invalid
 from rollyard.kinds.installed_task_fields import check_task, installed_models
 from rollyard.kinds.math_task import MathTask
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.kinds.task_fields import CommonFields
 
 HAIKU = """

@@ -14,9 +14,10 @@ import pytest
 from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, evolve
-from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
+from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task import Task
 from rollyard.node import agent as node_agent
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent as Connected
 from rollyard.server_process.main import RollyardServer, ServeOptions

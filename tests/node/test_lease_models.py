@@ -25,8 +25,9 @@ from rollyard.core.errors import (
     TaskError,
 )
 from rollyard.kinds.engine_spec import Patience
-from rollyard.kinds.rollout import AgentSpec, Sampling, Stage, Status, Task
+from rollyard.kinds.rollout import AgentSpec, Sampling, Stage, Status
 from rollyard.kinds.rollout_pool import RoleLimits
+from rollyard.kinds.task import Task
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.lease_models import LeaseModels, RoleSampler
 from rollyard.tasks import Evaluation, Reply, Score

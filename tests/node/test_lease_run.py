@@ -11,9 +11,10 @@ import pytest
 
 from rollyard.core.errors import NodeFault, SandboxLost, TaskError, TemplateUnusable, TooLarge
 from rollyard.kinds.failure_table import ending_of
-from rollyard.kinds.rollout import Status, Task
+from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task import Task
 from rollyard.kinds.values.image_reference import ImageReference
 from rollyard.node.failure_status import why_nothing_sampled
 from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext

@@ -14,7 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 from rollyard.core.errors import HandlerFailed, RollyardError, TaskError
-from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Task
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status
+from rollyard.kinds.task import Task
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.own_tools import OwnTool, start_tools
 from rollyard.node.tool_execution import Tools
@@ -160,7 +161,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 FAULTS: dict[str, tuple[OfferedTool, str]] = {
-    "ended": (McpServer(["python3", "-c", "exit('no key')"]), "lists no tools: the tool server has ended .*no key"),
+    "ended": (McpServer(["python3", "-c", "exit('no key')"]), "lists no tools: the tool server has ended.*no key"),
     "unknown": (McpServer(SERVER.command, only=["multiply"]), "has no tool 'multiply'; it has add, fail, exit, hang"),
     "noise": (McpServer(["bash", "-c", "yes"]), "lists no tools: the tool server wrote too much that is no answer"),
     "line": (McpServer(["bash", "-c", "yes | tr -d '\\n'"]), "lists no tools: the tool server wrote too much"),

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from rollyard.core.errors import Invalid, RollyardError, TaskError
-from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task import Task
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node.sandbox_specs import EVAL_DISK_BYTES, SandboxSpecs, sandbox_specs
 from rollyard.tasks.base import Handler

@@ -41,6 +41,9 @@ QUESTIONS: dict[str, Ask] = {
     "next page of a namespace": lambda db, tx: tx.list_rollouts(RolloutFilter("n")),
     "next page of a pool": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", status=FAILED)),
     "next page of a group": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", "g", status=RUNNING)),
+    "next page of a pool with suspicious rewards": lambda db, tx: tx.list_rollouts(
+        RolloutFilter("n", "p", suspicious=True)
+    ),
     "next page by metadata": lambda db, tx: tx.list_rollouts(RolloutFilter("n", metadata=("level=3",))),
     "next page of a pool by metadata": lambda db, tx: tx.list_rollouts(
         RolloutFilter("n", "p", "g", ("level=3", "source=x"), FAILED)

@@ -49,6 +49,14 @@ async def test_a_record_comes_back_as_it_was_put(store: Store) -> None:
     assert await store.rollouts.get("other", "r") is None
 
 
+async def test_suspicious_rewards_are_found(store: Store) -> None:
+    seen = [{"metrics": {"suspicious": number}} for number in (1.0, 0.0, 2.0)] + [{}]
+    made = [ended(replace(record(f"r{n}"), summary=summary)) for n, summary in enumerate(seen)]
+    await put(store, *made, ended(replace(record("none"), summary=seen[0]), reward=0.0))
+    found = await store.rollouts.list_rollouts(RolloutFilter("default", "p", suspicious=True))
+    assert [one.id for one in found] == ["r0", "r2"]
+
+
 async def test_sequence_and_cursor_are_given_by_the_store(store: Store) -> None:
     made = await put(store, *(record(f"r{n}") for n in range(4)))
     assert [r.seq for r in made] == [1, 2, 3, 4]

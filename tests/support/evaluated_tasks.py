@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.trajectory import Artifact

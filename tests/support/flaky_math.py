@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.math import MathHandler
 

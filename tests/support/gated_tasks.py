@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.trajectory import Artifact

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.trajectory import Artifact

@@ -19,8 +19,9 @@ from rollyard.kinds.event import Event
 from rollyard.kinds.failure_table import CANCELLED
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task import Task
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server_process.parts_and_wakeups import Parts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.host.sandbox_account import sandbox_account
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from tests.support.small_roots import python_root
 
 BASE = {

@@ -26,7 +26,8 @@ from rollyard.host.sandbox_account import Credentials
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object
-from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.task import Task
 from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rollyard.core.errors import Invalid, SandboxStartFailed
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.code import CodeHandler

@@ -14,7 +14,8 @@ from typing import Any, cast
 import pytest
 
 from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, SandboxLost, TaskError
-from rollyard.kinds.rollout import MAX_NOTES_CHARS, Stage, Task
+from rollyard.kinds.rollout import MAX_NOTES_CHARS, Stage
+from rollyard.kinds.task import Task
 from rollyard.node.failure_status import failed_outcome
 from rollyard.tasks import installed_handlers
 from rollyard.tasks.base import Evaluation, Score

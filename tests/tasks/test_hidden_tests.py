@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 from rollyard.tasks.scoring.checker_pool import CheckerPool

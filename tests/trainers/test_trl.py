@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rollyard.kinds.batch import BatchRequest
-from rollyard.kinds.rollout import RolloutError, RolloutRequest, Sampling, Status, Task
+from rollyard.kinds.rollout import RolloutError, RolloutRequest, Sampling, Status
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Segment, Timings, Trajectory
 from tests.support.lazy_module import LazyModule
 from tests.support.yard import MODEL

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import Invalid, NoReward
-from rollyard.kinds.rollout import Budgets, RolloutError, Status, Task
+from rollyard.kinds.rollout import Budgets, RolloutError, Status
+from rollyard.kinds.task import Task
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.verl.session_samples import LoopSettings, request_of, samples_of
 from rollyard.trainers.verl.shared_client import shared_client

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
 
-from rollyard.kinds.rollout import RolloutError, Stage, Status, Task
+from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Outcome, Segment, Timings, Trajectory, Turn
 from rollyard.trajectory.columns import Columns, columns_of, decode, encode, join
 from tests.support.recorded import lost_fields

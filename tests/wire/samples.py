@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.kinds.rollout import AgentSpec, Budgets, ForkPoint, RolloutError, Sampling, Stage, Status, Task
+from rollyard.kinds.rollout import AgentSpec, Budgets, ForkPoint, RolloutError, Sampling, Stage, Status
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Outcome, RoleCall, Segment, Timings, Turn
 from rollyard.wire import node
 from rollyard.wire.attach import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
+from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling
+from rollyard.kinds.task import Task
 from rollyard.wire.node import Grant, Lease, LeaseRef, to_node
 
 

@@ -24,7 +24,7 @@ from rollyard.core.telemetry import (
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
 from rollyard.kinds.failure_table import BATCH_ENDED, DATASET_DELETED, NOT_NEEDED, POOL_DELETED, Ending
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.server.batches.advance import (
     BatchCancelled,
     BatchEffect,

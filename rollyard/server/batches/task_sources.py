@@ -18,7 +18,7 @@ import pydantic
 from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.batch import SourceRef
 from rollyard.kinds.installed_task_fields import check_task
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.installed_task_fields import check_task, offers_tools, placed
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import CHECK, RolloutRequest, Task
+from rollyard.kinds.rollout import CHECK, RolloutRequest
 from rollyard.kinds.rollout_pool import POLICY_ROLE, RolloutPool
+from rollyard.kinds.task import Task
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server.rollouts.forks import Forks
 from rollyard.server.rollouts.queue_limit import QueueLimit

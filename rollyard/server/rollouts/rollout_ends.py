@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rollyard.core.aio import wait_or_timeout
-from rollyard.core.telemetry import ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
+from rollyard.core.telemetry import REWARDS, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
 from rollyard.kinds.rollout import CHECK, RolloutKey
 from rollyard.store.base import RolloutRecord
 from rollyard.store.rollout_store import RolloutStore
@@ -61,6 +61,9 @@ class RolloutEnds:
     def note(self, record: RolloutRecord) -> None:
         """Count an ended rollout in the metrics, and wake the requests that wait for its end, or for any."""
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        if record.reward is not None and record.reward > 0:
+            marked = record.summary.get("metrics", {}).get("suspicious", 0.0) > 0
+            REWARDS.labels(record.namespace, record.pool, "suspicious" if marked else "none").inc()
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)

@@ -26,7 +26,10 @@ CLOSED_NAMES = frozenset(
     | {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".bundle", ".rollyard"}
 )
 """Names of folders of git, of installed packages and of caches."""
-PRODUCT_ENDINGS = (".pyc", ".pyo", ".pyd", ".so", ".o", ".a", ".dylib", ".dll", ".class", ".egg-info", ".pth")
+PRODUCT_ENDINGS = (
+    *(".pyc", ".pyo", ".pyd", ".so", ".o", ".a", ".dylib", ".dll", ".class", ".pth"),
+    *(".egg-info", ".dist-info", ".egg-link", "EGG-INFO"),
+)
 MARKS = frozenset({"pyvenv.cfg", "CACHEDIR.TAG", "CMakeCache.txt"})
 """Files in the top folder of a virtual environment, of a cache such as cargo's `target`, and of a build by CMake."""
 _VENDOR = PathPatterns(["/vendor/"])
@@ -52,6 +55,7 @@ _IMPORT_ROOTS = ("", "src/", "lib/")
 _RUNNER_MODULES = frozenset(
     {*sys.stdlib_module_names, "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli"}
     | {"nose", "nose2", "unittest2", "xdist", "coverage", "pytest_cov", "pytest_asyncio", "mock", "site-packages"}
+    | {"sitecustomize", "usercustomize", "pygments", "colorama", "attr", "attrs", "typing_extensions", "hypothesis"}
 )
 _INTERPRETERS = frozenset({"bash", "sh", "python", "python2", "python3", "node", "perl", "ruby", "php", "source", "."})
 _MAKEFILES = PathPatterns(["/Makefile", "/makefile", "/GNUmakefile"])

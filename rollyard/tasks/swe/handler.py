@@ -14,21 +14,23 @@ import time
 from collections.abc import AsyncIterator
 
 from rollyard.core.errors import StageTimeout, TaskError, TooLarge
-from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Task
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES
 from rollyard.kinds.swe_task import SweTask
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.tasks.swe import counted_paths, repository
+from rollyard.tasks.swe.control_tests import may_forge
 from rollyard.tasks.swe.history_scrub import scrub
 from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
 from rollyard.tasks.swe.log_results import ABSENT
 from rollyard.tasks.swe.parser_script import run_parser
 from rollyard.tasks.swe.suspicion import marks
 from rollyard.tasks.swe.test_run import RunLog, run_script
-from rollyard.tasks.swe.verdict import RunStatuses, judge, tests_of
-from rollyard.tasks.swe.working_tree import MOST_BYTES, part_of, read_tree
+from rollyard.tasks.swe.verdict import GOOD, RunStatuses, judge, tests_of
+from rollyard.tasks.swe.working_tree import MOST_BYTES, WorkingTree, part_of, read_tree
 from rollyard.trajectory import Artifact
 
 TREE, REFUSED, LEFT_OUT = "tree", "refused", "left_out"
@@ -44,6 +46,8 @@ class SweHandler:
         self._parsers = CheckerPool("rollyard.tasks.swe.log_results", harmless)
         self._references: dict[str, bool] = {}
         """Image and task -> whether the tests run with the task's own reference."""
+        self._controls: dict[str, frozenset[str]] = {}
+        """Image and task -> control tests that pass with the reference, so that they show nothing."""
         self._checking: dict[str, asyncio.Lock] = {}
 
     async def close(self) -> None:
@@ -103,6 +107,16 @@ class SweHandler:
         if not verdict.ran and not await self._reference_runs(swe, evaluation, left):
             raise TaskError("the tests do not run with the task's own reference either, so there is no verdict")
         seen = marks(swe, found, verdict, evaluation.turns)
+        resolved = verdict.resolved
+        if resolved and may_forge(found):
+            forged = await self._forged(swe, tree, evaluation, left)
+            if forged:
+                resolved = False
+                seen["forged"] = f"tests pass although they cannot, so their results are forged: {', '.join(forged)}"[
+                    :500
+                ]
+            elif forged is None and may_forge(found, surely=True):
+                seen["may_forge"] = "the agent's code can act on the tests, and no control run shows whether it does"
         notes = [*seen.values(), *verdict.notes]
         if log.timed_out:
             notes.insert(0, f"the tests took more than {swe.seconds:g} s, or than EVAL has")
@@ -110,10 +124,10 @@ class SweHandler:
             notes.append(f"left out, because they are too large or no files: {evaluation.artifact[LEFT_OUT]!s}")
         metrics = {
             "passed": verdict.passed, "tests": len(tests_of(swe)), "runs": len(runs), "timed_out": log.timed_out,
-            "changed_files": len(found.written) + len(found.deleted), "suspicious": verdict.resolved and bool(seen),
+            "changed_files": len(found.written) + len(found.deleted), "suspicious": resolved and bool(seen),
             **dict.fromkeys(seen, 1.0),
         }  # fmt: skip
-        reward = float(verdict.resolved)
+        reward = float(resolved)
         return Score(reward, {name: float(value) for name, value in metrics.items()}, notes or ["every test passed"])
 
     async def _result(self, swe: SweTask, log: RunLog, evaluation: Evaluation) -> RunStatuses:
@@ -129,12 +143,48 @@ class SweHandler:
             answer = {}
         return RunStatuses(answer.get("letters", ABSENT * len(tests_of(swe))), answer.get("others", 0))
 
+    async def _forged(
+        self, swe: SweTask, tree: WorkingTree, evaluation: Evaluation, seconds: float
+    ) -> list[str] | None:
+        """Return the control tests that pass with the agent's work, and not with the reference. None if that is not known."""
+        end = time.monotonic() + seconds
+        passed = await self._passed_controls(swe, tree, evaluation, seconds)
+        if not passed:
+            return passed
+        if swe.reference_patch is None:
+            return None
+        key = _key(swe, evaluation)
+        if key not in self._controls:
+            found = await self._passed_controls(swe, None, evaluation, end - time.monotonic())
+            if found is None:
+                return None
+            self._controls[key] = frozenset(found)
+        return [test for test in passed if test not in self._controls[key]]
+
+    async def _passed_controls(
+        self, swe: SweTask, tree: WorkingTree | None, evaluation: Evaluation, seconds: float
+    ) -> list[str] | None:
+        """`tree`: the agent's work; None: the reference. Return None if there is no control test, or no time."""
+        if seconds < swe.seconds / 10 or seconds <= 0:
+            return None
+        async with _fresh(evaluation, first=False) as sandbox:
+            path = await repository.prepare(sandbox, swe)
+            await repository.put_tests(sandbox, swe)
+            controls = await repository.put_controls(sandbox, swe)
+            if not controls:
+                return None
+            if tree is not None:
+                await repository.lay_over(sandbox, swe, path, tree)
+            else:
+                await repository.apply_patch(sandbox, swe, swe.reference_patch or "", "reference_patch")
+            log = await run_script(sandbox, path, swe.script, min(swe.seconds, seconds), apart=swe.log_parser is None)
+        letters = (await self._result(swe, log, evaluation)).letters
+        return [t for t, letter in zip(tests_of(swe), letters, strict=True) if t in controls and letter in GOOD]
+
     async def _reference_runs(self, swe: SweTask, evaluation: Evaluation, seconds: float) -> bool:
         """Return whether the tests run with the task's reference, or without any change if it has none. It is found out once
         for an image and a task. Raises StageTimeout."""
-        assert evaluation.sandbox is not None
-        task = f"{evaluation.sandbox.image.fingerprint}\n{swe.model_dump_json()}"
-        key = hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()
+        key = _key(swe, evaluation)
         async with self._checking.setdefault(key, asyncio.Lock()):
             if key not in self._references:
                 if seconds <= 0:
@@ -163,6 +213,13 @@ def _read(task: Task) -> SweTask:
     if swe.log_parser is not None:
         parse_log(swe.log_parser, "")
     return swe
+
+
+def _key(swe: SweTask, evaluation: Evaluation) -> str:
+    """Return a name of the image and the task."""
+    assert evaluation.sandbox is not None
+    task = f"{evaluation.sandbox.image.fingerprint}\n{swe.model_dump_json()}"
+    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @contextlib.asynccontextmanager

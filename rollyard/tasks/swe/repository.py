@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import posixpath
 import secrets
 import shlex
 import time
@@ -14,9 +15,11 @@ from rollyard.core.errors import TaskError
 from rollyard.kinds.swe_task import Base64File, SweTask
 from rollyard.sandbox.program import STDERR, STDOUT, Program, ProgramSpec
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.swe.counted_paths import CountedPaths, closed_names
+from rollyard.tasks.swe.control_tests import control_tests, is_control
+from rollyard.tasks.swe.counted_paths import CountedPaths, closed_names, test_paths
 from rollyard.tasks.swe.test_settings import SHARED_FILES
 from rollyard.tasks.swe.tree_difference import FILE, BaseTree, TreeDifference, archive_of, difference, parse_listing
+from rollyard.tasks.swe.verdict import tests_of
 from rollyard.tasks.swe.working_tree import LARGEST_FILE_BYTES, WorkingTree
 
 SETUP_SECONDS = 1800.0
@@ -73,6 +76,22 @@ async def put_tests(sandbox: Sandbox, swe: SweTask) -> None:
                 await sandbox.write_file(place, content)
         except OSError as error:
             raise TaskError(f"the tests' file {path} cannot be written in a fresh sandbox: {error}") from error
+
+
+async def put_controls(sandbox: Sandbox, swe: SweTask) -> set[str]:
+    """Change the tests' files, which are in place, into control tests. Return the names of these tests in the task's lists."""
+    names = sorted(test_paths(swe) | {swe.relative(path).encode("utf-8", "surrogateescape") for path in swe.hidden})
+    found = set()
+    for name in (name.decode("utf-8", "surrogateescape") for name in names if name.endswith(b".py")):
+        place = swe.inside(name)
+        try:
+            changed, tests = control_tests(await sandbox.read_file(place, LARGEST_FILE_BYTES))
+            await sandbox.write_file(place, changed)
+        except OSError:  # a test that the task deletes
+            continue
+        module = posixpath.basename(name.removesuffix(".py").removesuffix("/__init__"))
+        found |= {test for test in tests_of(swe) if is_control(test, module, tests)}
+    return found
 
 
 async def lay_over(sandbox: Sandbox, swe: SweTask, repository: str, tree: WorkingTree) -> TreeDifference:

@@ -11,7 +11,7 @@ from rollyard.tasks.swe.log_results import ABSENT, LETTERS
 MAX_NAMED = 8
 """Greatest number of tests that a note names."""
 _WORDS = {letter: status.lower() for status, letter in LETTERS.items()} | {ABSENT: "did not run"}
-_GOOD = (LETTERS["PASSED"], LETTERS["XFAIL"])
+GOOD = (LETTERS["PASSED"], LETTERS["XFAIL"])
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ def tests_of(swe: SweTask) -> list[str]:
 def judge(swe: SweTask, runs: Sequence[RunStatuses]) -> SweVerdict:
     """Return the verdict on one or more runs. A test that was skipped or did not run has not passed."""
     tests, wanted = tests_of(swe), [LETTERS[status] for status in swe.expected.values()]
-    good = [
-        [letter == wanted[i] if wanted else letter in _GOOD for i, letter in enumerate(run.letters)] for run in runs
-    ]
+    good = [[letter == wanted[i] if wanted else letter in GOOD for i, letter in enumerate(run.letters)] for run in runs]
     counts = [sum(of_test) for of_test in zip(*good, strict=True)]
     passed = [2 * count > len(runs) if swe.verdict == "majority" else count == len(runs) for count in counts]
     extra = bool(wanted) and any(run.others for run in runs)

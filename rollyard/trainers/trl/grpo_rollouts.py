@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from rollyard.client import Client
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutRequest, Sampling, Task
+from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutRequest, Sampling
+from rollyard.kinds.task import Task
 from rollyard.trainers.trl.task_prompts import task_of
 from rollyard.trajectory import Trajectory, most_sampled, sampled_tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 
 
 def task_dataset(tasks: Iterable[Task | Mapping[str, Any]]) -> Any:

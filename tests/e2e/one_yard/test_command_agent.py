@@ -15,7 +15,8 @@ import pytest
 from rollyard.cli.rollouts import transcript
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey, evolve
-from rollyard.kinds.rollout import RolloutView, Status, Task
+from rollyard.kinds.rollout import RolloutView, Status
+from rollyard.kinds.task import Task
 from tests.support.recompute import differences
 from tests.support.standstill import freeze
 from tests.support.yard import MODEL, Yard, kill, requests

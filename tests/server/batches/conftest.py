@@ -7,8 +7,8 @@ from typing import Any
 import pytest_asyncio
 
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView
-from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task import Task
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.store.store import Store

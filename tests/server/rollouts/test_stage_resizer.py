@@ -10,7 +10,8 @@ import pytest
 from rollyard.core.aio import running
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import RolloutRequest, Stage, Task
+from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.task import Task
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.local_driver import LocalDriver

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.tasks import env
 from rollyard.tasks.base import Evaluation, Reply, Score
 from rollyard.tasks.environments.child_environment import ChildEnvironment

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import HandlerFailed, NodeFault, SandboxLost, TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Reply
 from rollyard.tasks.env import EnvHandler

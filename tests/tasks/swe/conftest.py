@@ -13,12 +13,13 @@ import pytest_asyncio
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.removed_folder import remove_folder
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.task import Task
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.swe.handler import SweHandler
 from rollyard.trajectory import Artifact, Turn
@@ -30,12 +31,12 @@ LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=128 << 20, processes=64
 class Site:
     """A handler, and fresh sandboxes of one image."""
 
-    def __init__(self, factory: SandboxFactory, root: Path) -> None:
+    def __init__(self, factory: SandboxFactory, root: Path, limits: Limits = LIMITS) -> None:
         self.handler = SweHandler()
         self._factory = factory
         self.started = 0
         """Number of sandboxes so far."""
-        self._spec = SandboxSpec(parse_image(str(root)), LIMITS)
+        self._spec = SandboxSpec(parse_image(str(root)), limits)
 
     @contextlib.asynccontextmanager
     async def fresh(self) -> AsyncIterator[Sandbox]:
@@ -47,7 +48,7 @@ class Site:
         """Return the artifact of an agent that runs one command."""
         async with self.fresh() as sandbox:
             await self.handler.init(task, sandbox)
-            await sandbox.bash(f"cd /testbed\n{work}", 60)
+            await sandbox.bash(f"cd {task.fields.get('repository', '/testbed')}\n{work}", 60)
             return await self.handler.collect(task, sandbox)
 
     async def scored(

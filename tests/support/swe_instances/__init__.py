@@ -1,0 +1,1 @@
+"""Real instances of SWE families, made from the release histories of small packages with permissive licenses."""

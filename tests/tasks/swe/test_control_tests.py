@@ -1,0 +1,65 @@
+"""Control tests: no honest code passes them, and they are Python still."""
+
+from __future__ import annotations
+
+from rollyard.tasks.swe.control_tests import control_tests, is_control
+
+TESTS = b'''import unittest
+
+
+class A(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(f(1), (
+            5
+        ))
+        assert f(2) == "\xc3\xa9", "why"
+
+    def test_raises(self):
+        """Docstring."""
+        with self.assertRaises(ValueError):
+            f(3)
+
+    def test_line(self): pass
+
+    def helper(self):
+        assert 1 == 1
+'''
+
+
+def test_comparisons_get_a_value_that_equals_nothing_and_other_tests_fail() -> None:
+    changed, names = control_tests(TESTS)
+    assert names == {"test_equal", "test_raises"}
+    assert (
+        changed
+        == b'''import unittest
+
+
+class A(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(f(1), (
+            object()
+        ))
+        assert f(2) == object(), "why"
+
+    def test_raises(self):
+        """Docstring."""
+        raise AssertionError("control")
+        with self.assertRaises(ValueError):
+            f(3)
+
+    def test_line(self): pass
+
+    def helper(self):
+        assert 1 == 1
+'''
+    )
+
+
+def test_a_file_that_is_not_python_stays_as_it_is() -> None:
+    assert control_tests(b"print 'old'\n") == (b"print 'old'\n", frozenset())
+
+
+def test_tests_of_the_lists_are_found_by_module_and_name() -> None:
+    assert is_control("tests/test_a.py::A::test_equal[x]", "test_a", {"test_equal"})
+    assert is_control("test_equal (tests.test_a.A.test_equal)", "test_a", {"test_equal"})
+    assert not is_control("tests/test_b.py::test_equal", "test_a", {"test_equal"})
