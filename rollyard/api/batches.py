@@ -96,7 +96,7 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> Ro
     if with_tools is not None:
         await checks.check_tools([wanted.rollouts("check", with_tools)], pools, place)
     await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
-    checks.check_evaluators([(task, pools[wanted.pool]) for task in tasks], "tasks[{}]")
+    checks.check_needs([(task, pools[wanted.pool]) for task in tasks], "tasks[{}]")
     return pools[wanted.pool]
 
 

@@ -6,14 +6,11 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import click
 
-from rollyard.cli.printable import printable
-from rollyard.core.errors import BadRequest
+from rollyard.cli.written_file import say, written_file
 from rollyard.host.node_cache import node_cache
 from rollyard.tasks.swe.rows.conversion import Unconverted, convert
 from rollyard.tasks.swe.rows.families import NAMES, family_named
@@ -39,41 +36,19 @@ def import_(file: Path, output: Path | None, family: str | None, environment: bo
     line and a reason, on standard error. Exit code 1: no row became a task."""
     chosen = None if family is None else family_named(family)
     converted, reasons = Counter[str](), Counter[str]()
-    specs = ReleasedPackages(node_cache(), _say) if environment else NoPackages()
-    with contextlib.closing(specs), _written(output) as tasks:
+    specs = ReleasedPackages(node_cache(), say) if environment else NoPackages()
+    with contextlib.closing(specs), written_file(output) as tasks:
         for number, row in numbered_rows(file):
             made = convert(row, specs, chosen)
             if isinstance(made, Unconverted):
                 reasons[made.reason] += 1
-                _say(f"{file}:{number}: refused: {made.reason}")
+                say(f"{file}:{number}: refused: {made.reason}")
             else:
                 converted[made.family] += 1
                 tasks.write(json.dumps(made.task) + "\n")
     for name, count in converted.most_common():
-        _say(f"{count:7} converted  {name}")
+        say(f"{count:7} converted  {name}")
     for reason, count in reasons.most_common():
-        _say(f"{count:7} refused    {reason}")
+        say(f"{count:7} refused    {reason}")
     if not converted:
         sys.exit(1)
-
-
-def _say(text: str) -> None:
-    click.echo(printable(text), err=True)
-
-
-@contextlib.contextmanager
-def _written(output: Path | None) -> Iterator[TextIO]:
-    """Open the output. A file appears when it is complete, and only with a task."""
-    if output is None:
-        yield sys.stdout
-        return
-    part = output.with_name(f".{output.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as opened:
-            yield opened
-        if part.stat().st_size:
-            part.replace(output)
-    except OSError as error:
-        raise BadRequest(f"{error.filename or output}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)

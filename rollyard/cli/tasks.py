@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from rollyard.cli.harbor_import import import_harbor, list_folders
 from rollyard.cli.task_check import check
 from rollyard.cli.task_import import import_
 from rollyard.cli.task_regrade import regrade
@@ -16,9 +17,11 @@ def tasks() -> None:
 
 @tasks.group("import")
 def import_group() -> None:
-    """Convert the rows of other projects' data sets to tasks."""
+    """Convert the rows or folders of other projects' data sets to tasks."""
 
 
 import_group.add_command(import_)
+import_group.add_command(import_harbor)
+tasks.add_command(list_folders)
 tasks.add_command(check)
 tasks.add_command(regrade)

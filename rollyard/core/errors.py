@@ -72,6 +72,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
 - tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
+- tasks/harbor: UnreadableReward
 - tasks/swe/rows: RowRefused
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall, NoCall

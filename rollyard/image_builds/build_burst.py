@@ -58,14 +58,17 @@ class BuildBurst:
     """Builds each context or definition file into an archive FOLDER/NAME.tar. The folders of the tasks are in
     FOLDER/.builds."""
 
-    def __init__(self, contexts: Sequence[Path], into: Path, options: BuildOptions) -> None:
-        """`options`: those of every build. A `file` is relative to each context."""
+    def __init__(
+        self, contexts: Sequence[Path], into: Path, options: BuildOptions, names: Sequence[str] | None = None
+    ) -> None:
+        """`options`: those of every build. A `file` is relative to each context. `names`: those of the images; None: those of
+        the contexts."""
         self._into = into.resolve()
         self._folder = self._into / ".builds" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         self.tasks: dict[str, BuildTask] = {}
         self._options: dict[str, BuildOptions] = {}
-        for context, file in (named_build(one.resolve()) for one in contexts):
-            name = context.name if file is None else file.stem
+        for i, (context, file) in enumerate(named_build(one.resolve()) for one in contexts):
+            name = names[i] if names is not None else context.name if file is None else file.stem
             if name in self._options:
                 raise ImageBuildFailed(f"two builds have the name {name}, which names the image: rename one")
             output = f"oci-archive:{self._into / name}.tar"

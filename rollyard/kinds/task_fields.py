@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import ConfigDict
 
 from rollyard.kinds.base import WireModel
+from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.stage_needs import StageNeeds
 from rollyard.kinds.task_evaluator import TaskEvaluator
 from rollyard.kinds.task_metadata import Metadata
 from rollyard.kinds.values.image_reference import ImageName
@@ -24,6 +26,23 @@ class CommonFields(WireModel):
     """Anything that you want to know about the task later, such as difficulty and source. Rollouts can be listed by it."""
     evaluator: TaskEvaluator | None = None
     """Sandbox of EVAL, where it differs from that of RUN."""
+
+    @property
+    def run_needs(self) -> StageNeeds:
+        """Needs of RUN's sandbox, beyond what the pool gives."""
+        return StageNeeds()
+
+    @property
+    def eval_needs(self) -> StageNeeds:
+        """Needs of EVAL's sandbox, beyond what `evaluator` says."""
+        return StageNeeds()
+
+    def check_pool(self, sandbox: SandboxTemplate, eval_seconds: float) -> None:
+        """Raise Invalid with a cause for each need that a pool does not meet. `eval_seconds`: the pool's time for EVAL."""
+        if self.evaluator is not None:
+            self.evaluator.check(sandbox, eval_seconds)
+        for needs in (self.run_needs, self.eval_needs):
+            needs.check(sandbox)
 
 
 class TaskFields(CommonFields):

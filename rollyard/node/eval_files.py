@@ -11,7 +11,7 @@ import io
 from rollyard.core.errors import Invalid, NodeFault, NotFound, RollyardError, SandboxBroken, SnapshotUnusable, TooLarge
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.sandbox.snapshot import SandboxSnapshot
+from rollyard.sandbox.snapshot import RestoreRules, SandboxSnapshot
 from rollyard.wire.node import LeaseRef
 
 
@@ -39,12 +39,14 @@ class EvalFiles:
             f"EVAL begins with a snapshot of the agent's sandbox, which the node agent cannot write: {why}"
         )
 
-    async def restore(self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef) -> None:
+    async def restore(
+        self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef, rules: RestoreRules | None = None
+    ) -> None:
         """Give a fresh sandbox the files; more than once, if wanted. Raises SnapshotUnusable, and NodeFault if they are
         gone."""
         if self._snapshot is not None:
             check_image(self._image, sandbox)
-            await sandbox.restore(self._snapshot.file)
+            await sandbox.restore(self._snapshot.file, rules)
             return
         try:
             about, archive = await uploads.run_snapshot(ref)
@@ -54,7 +56,7 @@ class EvalFiles:
                 f"none: {error}"
             ) from None
         check_image(about.image, sandbox)
-        await sandbox.restore(io.BytesIO(archive))
+        await sandbox.restore(io.BytesIO(archive), rules)
 
     def close(self) -> None:
         if self._snapshot is not None:

@@ -456,13 +456,13 @@ class LeaseRun:
         coming = self._for_eval or self._node.sandboxes.expect(self._specs.eval)
         fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim(self._pinned)))
         if handler.eval_from_snapshot(task):
-            await self._eval_files.restore(fresh, self._node.uploads, self.ref)
+            await self._eval_files.restore(fresh, self._node.uploads, self.ref, handler.restore_rules(task))
 
         @contextlib.asynccontextmanager
-        async def another() -> AsyncIterator[Sandbox]:
+        async def another(*, files: bool = True) -> AsyncIterator[Sandbox]:
             async with await self._node.sandboxes.claim(self._specs.eval, pinned=self._pinned) as sandbox:
-                if handler.eval_from_snapshot(task):
-                    await self._eval_files.restore(sandbox, self._node.uploads, self.ref)
+                if files and handler.eval_from_snapshot(task):
+                    await self._eval_files.restore(sandbox, self._node.uploads, self.ref, handler.restore_rules(task))
                 yield sandbox
                 await self._check_node(sandbox)
 
@@ -479,7 +479,8 @@ class LeaseRun:
             async with await self._node.sandboxes.claim(spec, pinned=self._pinned) as sandbox:
                 self.sandbox = sandbox
                 if with_files:
-                    await self._eval_files.restore(sandbox, self._node.uploads, self.ref)
+                    rules = handler.restore_rules(task)
+                    await self._eval_files.restore(sandbox, self._node.uploads, self.ref, rules)
                 yield sandbox
 
         async def probe(sandbox: Sandbox) -> None:
@@ -519,12 +520,12 @@ class LeaseRun:
                 await sandbox.close()
 
     def _budget(self, stage: Stage) -> float:
-        """Return the time budget in seconds: the pool's, or for EVAL the task's, or the rollout's if that is shorter."""
+        """Return the time budget in seconds: the pool's, or the task's or the rollout's if that is shorter."""
         word = stage.value.lower()
         own = getattr(self._lease.budgets, f"{word}_seconds")
         pools: float = getattr(self._node.stages, word).timeout_seconds
-        if stage is Stage.EVAL:
-            pools = self._specs.eval_seconds
+        if stage is not Stage.INIT:
+            pools = self._specs.eval_seconds if stage is Stage.EVAL else self._specs.run_seconds
         return min(pools, own) if own is not None else pools
 
     @contextlib.asynccontextmanager

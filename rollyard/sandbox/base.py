@@ -60,6 +60,10 @@ class SandboxSpec:
     """True: the sandbox has the node's network. False: it has only a loopback of its own."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that the sandbox can reach through the egress proxy."""
+    user: str | None = None
+    """The user that programs are; None: the one that the image names."""
+    workdir: str | None = None
+    """Folder in which the tools start; None: the image's working folder."""
     gpus: int = 0
     """Number of the allocation's GPUs that the sandbox gets. With GPUs the address space of its processes has no limit,
     because CUDA reserves more of it than the node has memory."""

@@ -44,6 +44,7 @@ from rollyard.sandbox.snapshot import (
     SNAPSHOT_SECONDS,
     ArchivePipe,
     PipeEnd,
+    RestoreRules,
     SandboxSnapshot,
     SnapshotPart,
     compress,
@@ -115,8 +116,8 @@ class Sandbox:
 
     @property
     def workdir(self) -> str:
-        """Folder in which the tools start: the image's working folder, or /workspace if it names none."""
-        return posixpath.join("/", self.image.root.workdir or WORKSPACE)
+        """Folder in which the tools start: that of the spec, else the image's working folder, else /workspace."""
+        return posixpath.join("/", self.spec.workdir or self.image.root.workdir or WORKSPACE)
 
     async def prepare(self, tools: Sequence[str]) -> None:
         """Start `tools` before their first calls. "bash" starts in 10 ms, "ipython" in half a second."""
@@ -221,12 +222,14 @@ class Sandbox:
             file, sha256, size, before, reply["files"], tuple(reply["left_out"]), int(reply["left_out_count"])
         )
 
-    async def restore(self, snapshot: BinaryIO) -> None:
-        """Apply a snapshot's file to this sandbox, which has just been started from the same image.
+    async def restore(self, snapshot: BinaryIO, rules: RestoreRules | None = None) -> None:
+        """Apply a snapshot's file to this sandbox, which has just been started from the same image. `rules`: changes that are
+        left out; None: none are.
 
         Raises SnapshotUnusable; SnapshotRefused if a file cannot be written.
         """
-        reply, damage = await self._through_pipe({"op": "restore"}, lambda end: decompress(end, snapshot), reads=False)
+        header = {"op": "restore", "rules": asdict(rules) if rules is not None else None}
+        reply, damage = await self._through_pipe(header, lambda end: decompress(end, snapshot), reads=False)
         if why := refusal({"broken": damage} if damage else reply, self.spec.limits.disk_bytes):
             raise (SnapshotRefused if "errno" in reply and not damage else SnapshotUnusable)(why)
 

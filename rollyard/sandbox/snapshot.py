@@ -50,6 +50,17 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True)
+class RestoreRules:
+    """Changes of a snapshot that have no effect when it is applied. Both are regular expressions for whole absolute paths."""
+
+    left_out: str
+    """Nothing that was done to files at these paths counts."""
+    image_first: str
+    """Files of the image at these paths stay as they are, and none is deleted; new ones are added. The same holds in the
+    folders of the image's PATH, where moreover no new file may have the name of a program of the image."""
+
+
+@dataclass(frozen=True)
 class SandboxSnapshot:
     """A snapshot in a file without a name, which is gone when it is closed or when this process dies."""
 

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rollyard.sandbox_agent.left_out import LeftOut
     from rollyard.sandbox_agent.mounts import Mounts
 
 _CHUNK = 1 << 20
@@ -25,10 +26,11 @@ class ImageDiffers(Exception):
 
 
 class ChangeRestorer:
-    def __init__(self, mounts: Mounts, take: Callable[[int], bytes]) -> None:
-        """`take`: returns exactly so many bytes of the archive, or raises BrokenChanges."""
+    def __init__(self, mounts: Mounts, take: Callable[[int], bytes], rules: LeftOut | None = None) -> None:
+        """`take`: returns exactly so many bytes of the archive, or raises BrokenChanges. `rules`: what is left out."""
         self._mounts = mounts
         self._take = take
+        self._rules = rules
         self._folders: list[ChangedFile] = []
         self.path = b""
         """Path of the present entry."""
@@ -48,6 +50,8 @@ class ChangeRestorer:
     def _folder(self, entry: ChangedFile) -> None:
         path = self.path
         made = not _is_folder(path)
+        if self._rules is not None and self._rules.leaves_out(path, made and os.path.lexists(path), folder=True):
+            return
         if made:
             self._clear(path)
             os.mkdir(path, 0o700)
@@ -59,7 +63,9 @@ class ChangeRestorer:
         there = set(os.listdir(path))
         for name in there - listed:
             below = path.rstrip(b"/") + b"/" + name
-            if below not in self._mounts.points and below not in self._mounts.above:
+            if below in self._mounts.points or below in self._mounts.above:
+                continue
+            if self._rules is None or not self._rules.keeps(below):
                 _remove(below)
         for mark, name in names:
             if mark == incremental_tar.KEPT and name not in there:
@@ -68,9 +74,12 @@ class ChangeRestorer:
 
     def _file(self, entry: ChangedFile) -> None:
         path = self.path
+        if self._rules is not None and self._rules.leaves_out(path, os.path.lexists(path)):
+            return self._pass_over(entry)
         self._clear(path)
         if entry.kind == incremental_tar.HARD_LINK:
-            os.link(b"/" + entry.link, path, follow_symlinks=False)
+            if self._rules is None or os.path.lexists(b"/" + entry.link):
+                os.link(b"/" + entry.link, path, follow_symlinks=False)
             return
         if entry.kind == incremental_tar.SYMLINK:
             os.symlink(entry.link, path)
@@ -97,6 +106,11 @@ class ChangeRestorer:
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(fd)
+
+    def _pass_over(self, entry: ChangedFile) -> None:
+        for length in (*(length for _, length in entry.extents), -entry.data_bytes % incremental_tar.BLOCK):
+            while length:
+                length -= len(self._take(min(_CHUNK, length)))
 
     def _clear(self, path: bytes) -> None:
         """Remove what is at `path`, and make the folder above it if that is missing."""

@@ -183,7 +183,7 @@ class SandboxAgentServer:
     def _restore(self, header: Header, body: bytes) -> Reply:
         from rollyard.sandbox_agent.snapshot_calls import restore_snapshot
 
-        return restore_snapshot(receive_pipe(self._gate, header["pipe"])), b""
+        return restore_snapshot(receive_pipe(self._gate, header["pipe"]), header, self._settings), b""
 
 
 def _edit(workdir: str, header: Header) -> Reply:

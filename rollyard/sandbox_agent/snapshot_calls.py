@@ -6,6 +6,7 @@ import os
 
 from rollyard.sandbox_agent.changed_files import ChangeArchive, Part, TooManyChanges
 from rollyard.sandbox_agent.incremental_tar import BrokenChanges
+from rollyard.sandbox_agent.left_out import LeftOut
 from rollyard.sandbox_agent.mounts import read_mounts
 from rollyard.sandbox_agent.restored_files import ChangeRestorer, ImageDiffers, exact_reader
 
@@ -13,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rollyard.sandbox_agent.clock_mark import ClockMark
     from rollyard.sandbox_agent.frames import Header
+    from rollyard.sandbox_agent.settings import Settings
 
 _BUFFER = 1 << 18
 
@@ -31,12 +33,13 @@ def write_snapshot(pipe: int, since: ClockMark, header: Header) -> Header:
     return {"files": archive.files, "left_out": archive.left_out, "left_out_count": archive.left_out_count}
 
 
-def restore_snapshot(pipe: int) -> Header:
+def restore_snapshot(pipe: int, header: Header, settings: Settings) -> Header:
     """Apply the archive that comes from the pipe."""
     restorer = None
     try:
         with os.fdopen(pipe, "rb", _BUFFER) as file:
-            restorer = ChangeRestorer(read_mounts(), exact_reader(file.read))
+            rules = LeftOut(header["rules"], settings) if header.get("rules") else None
+            restorer = ChangeRestorer(read_mounts(), exact_reader(file.read), rules)
             restorer.apply()
     except BrokenChanges as error:
         return {"broken": str(error)}

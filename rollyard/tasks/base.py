@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -80,6 +80,11 @@ class _NoModels:
 NO_MODELS = _NoModels()
 
 
+class AnotherSandbox(Protocol):
+    def __call__(self, *, files: bool = True) -> AbstractAsyncContextManager[Sandbox]:
+        """`files`: with the agent's files, if the handler has `eval_from_snapshot`; else of the image alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Everything that EVAL gives to a handler."""
@@ -93,7 +98,7 @@ class Evaluation:
     infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score."""
     sandbox: Sandbox | None = None
     """Fresh sandbox; None unless the handler has `eval_needs_sandbox`."""
-    another: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None
+    another: AnotherSandbox | None = None
     """Starts another sandbox like `sandbox`, which ends when the block is left; None without `sandbox`. For work that must not
     see what ran in `sandbox`. Use one at a time: each takes the room of a rollout."""
     models: RoleModels = NO_MODELS
@@ -156,6 +161,7 @@ class Handler(Protocol):
       gets the models by role: `environment(self, task, sandbox, models: RoleModels)`.
     - `eval_from_snapshot(self, task: Task) -> bool`. True: the fresh sandbox of `evaluate` has all files that the agent's
       sandbox had changed at the end of RUN, and none of its processes.
+    - `restore_rules(self, task: Task) -> RestoreRules | None`, with `eval_from_snapshot`. Names changes that are left out.
     - `async solve(self, task: Task, sandbox: Sandbox) -> str | None`. Applies the task's reference solution to RUN's sandbox,
       after `init` and in place of an agent, so that a check of the task can score it. A kind whose agents answer in words
       returns the answer, which is then the text of the only turn. Raises TaskError if the task has none.

@@ -34,6 +34,7 @@ from rollyard.core.errors import (
 from rollyard.kinds.rollout import MAX_NOTES_CHARS
 from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.snapshot import RestoreRules
 from rollyard.tasks.base import Environment, Evaluation, Handler, Message, Reply, RoleModels, Score, sum_of_rewards
 from rollyard.tasks.json_schema import schema_of
 from rollyard.tasks.own_tools import SUBMIT, McpServer, OfferedTool, ProgramTool, Tool, ToolResult
@@ -148,6 +149,7 @@ class GuardedHandler(_Guarded):
             self._make_environment is not None and len(inspect.signature(self._make_environment).parameters) > 2
         )
         self._from_snapshot = getattr(handler, "eval_from_snapshot", None)
+        self._rules = getattr(handler, "restore_rules", None)
         self._probe = getattr(handler, "probe", None)
         self._solve = getattr(handler, "solve", None)
         self.eval_needs_sandbox = handler.eval_needs_sandbox
@@ -177,6 +179,17 @@ class GuardedHandler(_Guarded):
             wanted = self._from_snapshot(task)
             self._check("eval_from_snapshot", wanted, isinstance(wanted, bool), "True or False")
         return bool(wanted)
+
+    def restore_rules(self, task: Task) -> RestoreRules | None:
+        """Return which changes of RUN's sandbox are left out in that of EVAL; None: none are."""
+        if self._rules is None:
+            return None
+        with self._guard("restore_rules"):
+            rules = self._rules(task)
+            self._check(
+                "restore_rules", rules, rules is None or isinstance(rules, RestoreRules), "None, or RestoreRules"
+            )
+        return rules if isinstance(rules, RestoreRules) else None
 
     def tools(self, task: Task) -> list[OfferedTool]:
         """Return the tools. A built-in tool that is a function is returned as that function."""

@@ -8,6 +8,10 @@ CODE = (
     "Write the file that the task asks for with the tools, one call a turn. Hidden tests check it. When it is done, "
     "reply without a call."
 )
+HARBOR = (
+    "Do what the user asks with the tools, one call a turn. Hidden tests check the result. When it is done, reply without a "
+    "call."
+)
 SWE = (
     "The repository in {repository} has the issue that the user describes. Change its source code with the tools, one call "
     "a turn, so that the issue is solved. Hidden tests check the result; changes of tests do not count. When it is done, "

@@ -130,7 +130,9 @@ def _here(text: str, folder: Path) -> str:
     # Docker Hub may be out of reach
     text = text.replace("FROM debian:12", f"FROM {folder}/debian")
     text = text.replace("Bootstrap: docker\nFrom: debian:12", f"Bootstrap: localimage\nFrom: {folder}/debian")
-    text = re.sub("rollyard images build(-many)? ", rf"\g<0>--allow-folder {folder}/debian ", text)
+    text = re.sub(
+        "rollyard (images build(-many)?|tasks import harbor) ", rf"\g<0>--allow-folder {folder}/debian ", text
+    )
     text = text.replace("rollyard serve ", "rollyard serve --cluster local ")
     for ours, less in FEWER.items():
         text = text.replace(ours, less)

@@ -211,7 +211,7 @@ async def test_a_score_from_which_the_nodes_lack_of_memory_took_is_no_score() ->
     ran = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
     async with SandboxFactory(find_runtime("bubblewrap")) as sandboxes, contextlib.AsyncExitStack() as stack:
         sandbox = await sandboxes.start(SandboxSpec(None, Limits(1, 256 << 20, 16 << 20)))
-        run._specs = SandboxSpecs(sandbox.spec, sandbox.spec, 60.0)
+        run._specs = SandboxSpecs(sandbox.spec, sandbox.spec, 60.0, 60.0)
         run._node = dataclasses.replace(run._node, sandboxes=cast(Any, Started(sandbox)))
         with pytest.raises(NodeFault, match="the memory of the allocation ran out"):
             await run._score(GuardedHandler("math", cast(Handler, Unlucky())), ran, 60, stack)

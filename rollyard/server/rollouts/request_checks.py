@@ -44,7 +44,7 @@ class RequestChecks:
         self.check_kinds(requests, pools)
         await self.check_tools(requests, pools)
         await self._forks.check(namespace, requests)
-        self.check_evaluators([(r.task, pools[r.pool]) for r in requests])
+        self.check_needs([(r.task, pools[r.pool]) for r in requests])
         for pool in pools.values():
             if (limit := pool.spec.max_queued_rollouts) is not None:
                 new = sum(r.n for r in requests if r.pool == pool.metadata.name)
@@ -148,12 +148,11 @@ class RequestChecks:
             if message is not None:
                 raise Invalid(message, causes=[Cause(f"{place.format(i)}.kind", message)])
 
-    def check_evaluators(self, tasks: Sequence[tuple[Task, RolloutPool]], place: str = "rollouts[{}]") -> None:
-        """Raise Invalid for a checked task whose evaluator needs more than its pool has. `place`: as for `check_tasks`."""
+    def check_needs(self, tasks: Sequence[tuple[Task, RolloutPool]], place: str = "rollouts[{}]") -> None:
+        """Raise Invalid for a checked task that needs more than its pool has. `place`: as for `check_tasks`."""
         for i, (task, pool) in enumerate(tasks):
-            if (evaluator := check_task(task).evaluator) is not None:
-                with placed(place.format(i)):
-                    evaluator.check(pool.spec.sandbox, pool.spec.stages.eval.timeout_seconds)
+            with placed(place.format(i)):
+                check_task(task).check_pool(pool.spec.sandbox, pool.spec.stages.eval.timeout_seconds)
 
     def _all_node_agents(self, pool: RolloutPool) -> list[ConnectedNodeAgent]:
         """Return the pool's node agents if exactly the desired number is connected and none drains, else an empty list.

@@ -39,7 +39,7 @@ class Site:
         self._spec = SandboxSpec(parse_image(str(root)), limits)
 
     @contextlib.asynccontextmanager
-    async def fresh(self) -> AsyncIterator[Sandbox]:
+    async def fresh(self, *, files: bool = True) -> AsyncIterator[Sandbox]:
         self.started += 1
         async with await self._factory.start(self._spec) as sandbox:
             yield sandbox

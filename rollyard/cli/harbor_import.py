@@ -1,0 +1,183 @@
+"""`rollyard tasks import harbor` and `rollyard tasks list`: task folders of Harbor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rollyard.cli.output import align
+from rollyard.cli.written_file import say, written_file
+from rollyard.core.errors import Invalid, TaskError
+from rollyard.kinds.installed_task_fields import check_task
+from rollyard.kinds.task import Task
+from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
+from rollyard.tasks.harbor.task_folder import TaskFolder, context_digest, read_folder, task_folders
+
+_FOLDERS = click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER...",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+_ENV = click.option(
+    "--env", multiple=True, metavar="NAME[=VALUE]", help="value of ${NAME} in a task; NAME alone: of this variable"
+)
+_NO_PLACE = Path("/no-folder-for-images")
+"""Folder of images that are never built, because their tasks are only listed."""
+
+
+@click.command("harbor")
+@_FOLDERS
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="file of tasks; default: standard output"
+)
+@click.option(
+    "--images",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="folder, which nodes see, for the archives of images that are built",
+)
+@click.option(
+    "--allow-folder",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="folder outside of a task folder that FROM and COPY --from may read",
+)
+@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="builds at a time")
+@click.option("--cluster", default="local", show_default=True, help="`slurm` builds in a job array")
+@_ENV
+def import_harbor(
+    folders: tuple[Path, ...],
+    output: Path | None,
+    images: Path | None,
+    allow_folder: tuple[Path, ...],
+    at_once: int,
+    cluster: str,
+    env: tuple[str, ...],
+) -> None:
+    """Make a task of the kind harbor of each task folder at or below FOLDER, one JSON line a task.
+
+    Images are built from their Dockerfiles. An archive in --images of the same files is used again. Folders that cannot
+    become a task are refused, each with a reason, on standard error. Exit code 1: no folder became a task."""
+    place, made, refused = images.resolve() if images is not None else None, 0, 0
+    found = [(path, _read(path, place, _variables(env))) for path in _below(folders)]
+    contexts = {one[0].context for _, one in found if not isinstance(one, str)}
+    failed = _built(contexts, place, allow_folder, at_once, cluster)
+    with written_file(output) as lines:
+        for path, one in found:
+            reason = one if isinstance(one, str) else failed.get(one[0].context)
+            if reason is not None:
+                say(f"{path}: refused: {reason}")
+                refused += 1
+            else:
+                lines.write(json.dumps(one[1]) + "\n")
+                made += 1
+    say(f"{made:7} converted")
+    if refused:
+        say(f"{refused:7} refused")
+    if not made:
+        sys.exit(1)
+
+
+@click.command("list")
+@_FOLDERS
+@_ENV
+def list_folders(folders: tuple[Path, ...], env: tuple[str, ...]) -> None:
+    """List the task folders of Harbor at or below FOLDER: their names, images and verifiers, and why one cannot become a
+    task of the kind harbor."""
+    rows = [("FOLDER", "TASK", "IMAGE", "VERIFIER", "REFUSED")]
+    for path in _below(folders):
+        one = _read(path, _NO_PLACE, _variables(env))
+        if isinstance(one, str):
+            rows.append((str(path), "", "", "", one))
+            continue
+        folder, task = one
+        image = "Dockerfile" if folder.context is not None else str(task["image"])
+        rows.append((str(path), folder.name, image, str(task.get("verifier", "fresh")), ""))
+    for line in align(rows):
+        click.echo(line)
+
+
+def _below(folders: Sequence[Path]) -> list[Path]:
+    found = [path for folder in folders for path in task_folders(folder)]
+    if not found:
+        raise click.UsageError(f"there is no task.toml in or below {', '.join(map(str, folders))}")
+    return found
+
+
+def _read(path: Path, images: Path | None, variables: Mapping[str, str]) -> tuple[TaskFolder, dict[str, Any]] | str:
+    """Return the folder and its task, or the reason why it cannot become one. `images`: folder of archives."""
+    try:
+        folder = read_folder(path)
+        task = folder.task(_image(folder, images), variables)
+        check_task(Task.model_validate(task))
+    except TaskError as error:
+        return str(error)
+    except Invalid as error:
+        return "; ".join(f"{cause.field.removeprefix('task.')}: {cause.message}" for cause in error.causes)
+    size = len(json.dumps(task))
+    if size > MAX_TASK_LINE_BYTES:
+        return (
+            f"the task has {size} bytes, and at most {MAX_TASK_LINE_BYTES} are allowed: put large files into the image"
+        )
+    return folder, task
+
+
+def _image(folder: TaskFolder, images: Path | None) -> str:
+    if folder.image is not None:
+        return folder.image
+    if folder.context is None:
+        raise TaskError("the folder has no environment/Dockerfile, and task.toml has no `docker_image`")
+    if images is None:
+        raise TaskError("its image must be built: name a folder for images with --images")
+    return f"oci-archive:{images / _archive(folder.context)}.tar"
+
+
+def _archive(context: Path) -> str:
+    return f"harbor-{context_digest(context)}"
+
+
+def _built(
+    contexts: Collection[Path | None], images: Path | None, allowed: Sequence[Path], at_once: int, cluster: str
+) -> Mapping[Path | None, str]:
+    """Build the images that are not there. Return context -> reason for those that cannot be built."""
+    if images is None:
+        return {}
+    by_name = {_archive(one): one for one in contexts if one is not None}
+    missing = {name: one for name, one in by_name.items() if not (images / f"{name}.tar").exists()}
+    if not missing:
+        return {}
+    from rollyard.image_builds.build_burst import BuildBurst, BurstPlace
+    from rollyard.image_builds.run_build import BuildOptions
+
+    first = next(iter(missing.values()))
+    burst = BuildBurst([*missing.values()], images, BuildOptions(first, folders=allowed), [*missing])
+    say(f"{len(missing)} images are built")
+    results = asyncio.run(burst.run(BurstPlace(cluster, at_once), lambda _: None))
+    failed = {name: result.error for name, result in results.items() if result.digest is None}
+    return {
+        one: f"its image cannot be built: {failed[name]}; the output is in {burst.tasks[name].log}"
+        for one in contexts
+        if one is not None and (name := _archive(one)) in failed
+    }
+
+
+def _variables(words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals:
+            found[name] = value
+        elif name in os.environ:
+            found[name] = os.environ[name]
+        else:
+            raise click.UsageError(f"--env {name}: there is no such variable; write {name}=VALUE")
+    return found

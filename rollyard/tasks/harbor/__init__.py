@@ -1,0 +1,1 @@
+"""The task kind `harbor`: task folders of Harbor."""

@@ -1,0 +1,24 @@
+"""Changes of an agent that count in a fresh sandbox in which a verifier runs."""
+
+from __future__ import annotations
+
+from rollyard.sandbox.snapshot import RestoreRules
+
+_RUNNERS = "_?pytest(?:_.*|-.*)?|pluggy(?:-.*)?|iniconfig(?:-.*)?|_?pytest\\.py|py\\.py|nose2?(?:-.*)?|unittest.*"
+_PACKAGES = "site-packages|dist-packages|node_modules"
+_LEFT_OUT = (
+    r"/tests(?:/.*)?",
+    r"/logs(?:/verifier(?:/.*)?)?",
+    r"/(?:conftest\.py|\.?pytest\.(?:ini|toml)|pyproject\.toml|tox\.ini|setup\.cfg)",
+    r"/.*/(?:site|user)customize(?:\.py|/.*)?",
+    r"/.*/__pycache__(?:/.*)?",
+    r"/etc/ld\.so\.preload",
+)
+"""The verifier's own places; configuration of pytest above /tests; modules that each Python reads; compiled modules, which may
+differ from their source; libraries that each program loads."""
+_IMAGE_FIRST = (
+    r"/usr(?:/local)?",
+    rf"(?:/usr(?:/local)?)?/(?:s?bin|lib(?:32|64|x32|exec)?)(?!(?:/.*)?/(?:{_PACKAGES})/(?!(?:{_RUNNERS})(?:/|$)))(?:/.*)?",
+)
+"""Programs and libraries of the system. Packages of Python and Node may change, but for those that run tests."""
+RULES = RestoreRules(left_out="|".join(_LEFT_OUT), image_first="|".join(_IMAGE_FIRST))

@@ -1,0 +1,70 @@
+"""The files in which a verifier of Harbor writes its reward. Pure.
+
+They are read as Harbor 0.25 reads them (harbor/verifier/verifier.py): reward.json comes before reward.txt, and the exit status
+of the script has no meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+from rollyard.core.errors import TaskError
+
+REWARD = "reward"
+REWARD_JSON, REWARD_TEXT = "/logs/verifier/reward.json", "/logs/verifier/reward.txt"
+Rewards = Mapping[str, float]
+
+
+class UnreadableReward(Exception):
+    """The files have no reward. `str()` is a sentence."""
+
+
+def read_rewards(as_json: bytes | None, as_text: bytes | None) -> dict[str, float]:
+    """Return the rewards by their keys. None: there is no such file. Raises UnreadableReward."""
+    if as_json is not None:
+        return _of_json(as_json)
+    if as_text is None:
+        raise UnreadableReward("the verifier wrote neither reward.json nor reward.txt")
+    try:
+        value = float(as_text.decode())
+    except ValueError:
+        raise UnreadableReward(f"reward.txt is no number: {_shown(as_text)}") from None
+    return {REWARD: _finite(value, "reward.txt", as_text)}
+
+
+def reward_of(rewards: Rewards, key: str) -> float:
+    """Return the one reward of several. Raises TaskError."""
+    if key in rewards:
+        return rewards[key]
+    if len(rewards) == 1:
+        return next(iter(rewards.values()))
+    raise TaskError(
+        f"the verifier's rewards have no key {key!r}, but {', '.join(sorted(rewards)) or 'no key at all'}: name the one that "
+        "counts in the task's `reward_key`"
+    )
+
+
+def _of_json(content: bytes) -> dict[str, float]:
+    try:
+        found = json.loads(content.decode())
+    except (ValueError, RecursionError):
+        raise UnreadableReward(f"reward.json is no JSON: {_shown(content)}") from None
+    if not isinstance(found, dict):
+        raise UnreadableReward(f"reward.json is no object of numbers: {_shown(content)}")
+    return {key: _finite(value, "reward.json", content) for key, value in found.items()}
+
+
+def _finite(value: object, file: str, content: bytes) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UnreadableReward(f"{file} has a value that is no finite number: {_shown(content)}")
+    return number
+
+
+def _shown(content: bytes) -> str:
+    return repr(content[:100].decode(errors="replace"))

@@ -1,0 +1,143 @@
+"""Task folders of Harbor on this machine, read into tasks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rollyard.core.errors import TaskError
+from rollyard.kinds.harbor_config import HarborConfig
+from rollyard.kinds.harbor_task import INSTRUCTION, LOOSE
+
+CONFIG, DOCKERFILE, COMPOSE = "task.toml", "Dockerfile", "docker-compose.yaml"
+_PACKED = ("tests", "solution", "steps")
+_NAMED = (INSTRUCTION, "trajectory.json", ".harborignore", f"{LOOSE}{COMPOSE}")
+"""Files that are packed if they are there. The last three are refused by the task's model, which says why."""
+_METADATA_CHARS = 200
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    path: Path
+    name: str
+    config: HarborConfig
+    metadata: Mapping[str, Any]
+
+    @property
+    def context(self) -> Path | None:
+        """Folder from whose Dockerfile the image is built; None: the image has a name."""
+        built = self.config.environment.docker_image is None and (self.path / LOOSE / DOCKERFILE).is_file()
+        return self.path / LOOSE if built else None
+
+    @property
+    def image(self) -> str | None:
+        """Name of the image; None: it is built."""
+        named = self.config.environment.docker_image
+        return None if named is None else image_name(named, self.path)
+
+    def task(self, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
+        """Return the task as JSON. Raises TaskError for a file that cannot be packed."""
+        fields: dict[str, Any] = {
+            "kind": "harbor", "image": image, "metadata": {"harbor": self.name, **self.metadata},
+            "config": self.config.model_dump(mode="json", exclude_defaults=True), "files": dict(self._packed()),
+        }  # fmt: skip
+        used = {name: value for name, value in variables.items() if f"${{{name}" in str(fields["config"])}
+        return fields | ({"variables": used} if used else {})
+
+    def _packed(self) -> Iterator[tuple[str, Any]]:
+        for name in _NAMED:
+            if (self.path / name).is_file():
+                yield name, _packed_file(self.path / name)
+        loose = not (self.path / LOOSE / DOCKERFILE).exists()
+        for folder in (*_PACKED, *([LOOSE.rstrip("/")] if loose else [])):
+            for name in files_below(self.path, folder):
+                yield name, _packed_file(self.path / name)
+
+
+def read_folder(path: Path) -> TaskFolder:
+    """Raises TaskError for a folder whose `task.toml` cannot be used."""
+    try:
+        tables = tomllib.loads((path / CONFIG).read_text())
+        config = HarborConfig.model_validate(tables)
+    except OSError as error:
+        raise TaskError(f"{path / CONFIG} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{CONFIG} is no TOML: {error}") from None
+    except ValidationError as error:
+        listed = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise TaskError(f"{CONFIG}: {listed}") from None
+    package, metadata = tables.get("task"), tables.get("metadata")
+    name = package.get("name") if isinstance(package, dict) else None
+    return TaskFolder(path, str(name or path.name), config, _scalars(metadata if isinstance(metadata, dict) else {}))
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """Return the task folders at or below a folder."""
+    found: list[Path] = []
+    for path in sorted(file.parent for file in folder.rglob(CONFIG)):
+        if not any(path.is_relative_to(one) for one in found):
+            found.append(path)
+    return found
+
+
+def files_below(top: Path, folder: str) -> Iterator[str]:
+    """Yield the paths of the files in a folder below `top`. Links inside of `top` are followed. Raises TaskError for one that
+    leads out of it or in a circle."""
+    waiting = [(top / folder, frozenset[Path]())]
+    while waiting:
+        path, above = waiting.pop()
+        real = path.resolve()
+        if not path.is_dir():
+            if real.is_file():
+                yield path.relative_to(top).as_posix()
+            continue
+        if not real.is_relative_to(top.resolve()) or real in above:
+            raise TaskError(f"{path.relative_to(top)} is a link that leads out of the folder, or in a circle")
+        waiting += [(one, above | {real}) for one in sorted(path.iterdir(), reverse=True)]
+
+
+def context_digest(context: Path) -> str:
+    """Return a short name of the content of a folder: 12 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in sorted(context.rglob("*")):
+        name, mode = path.relative_to(context).as_posix(), path.lstat().st_mode & 0o777
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        digest.update(f"{name}\0{mode}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def image_name(docker: str, folder: Path) -> str:
+    """Return our name of an image that Docker calls so."""
+    if docker.endswith(".sif"):
+        return str((folder / docker).resolve())
+    return docker if "://" in docker else f"docker://{docker}"
+
+
+def _packed_file(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        packed: dict[str, Any] = {"text": content.decode()}
+    except UnicodeDecodeError:
+        packed = {"base64": base64.b64encode(content).decode()}
+    if os.access(path, os.X_OK):
+        return {**packed, "executable": True}
+    return packed.get("text", packed)
+
+
+def _scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a `[metadata]` table by which rollouts can be listed."""
+    short = {
+        k: v for k, v in metadata.items() if isinstance(v, bool | int | float | str) and len(str(v)) <= _METADATA_CHARS
+    }
+    return dict([*short.items()][:16])

@@ -1,0 +1,94 @@
+"""One run of a task's verifier in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollyard.core.errors import TaskError
+from rollyard.kinds.harbor_task import SOLVE, TEST, HarborTask
+from rollyard.sandbox.program import ProgramRefused
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.harbor.reward_files import REWARD_JSON, REWARD_TEXT, Rewards, UnreadableReward, read_rewards
+
+AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = "/logs/agent", "/logs/verifier", "/logs/artifacts"
+OUTPUT = f"{VERIFIER_LOGS}/test-stdout.txt"
+MOST_REWARD_BYTES, MOST_OUTPUT_BYTES, SHOWN_CHARS = 1 << 20, 16 << 20, 600
+_SHELL = 'if command -v bash > /dev/null; then exec bash -c "$0"; else exec sh -c "$0"; fi'
+SHORT_SECONDS = 60.0
+"""Longest time of commands that only make or empty folders."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Result of a verifier."""
+
+    rewards: Rewards | None
+    """None: it gave none."""
+    why: str = ""
+    """Reason for no reward."""
+    timed_out: bool = False
+    output: str = ""
+    """End of what it printed."""
+
+
+async def shell(sandbox: Sandbox, command: str, seconds: float, env: Mapping[str, str] | None = None) -> int | None:
+    """Run a command in a new shell, in the working folder; return its exit code, None if the time is up. Raises TaskError."""
+    exports = [f"{name}={value}" for name, value in (env or {}).items()]
+    words = ["env", *exports, "sh", "-c", _SHELL, command] if exports else ["sh", "-c", _SHELL, command]
+    try:
+        return (await sandbox.run(words, timeout=seconds)).exit_code
+    except ProgramRefused as error:
+        raise TaskError(f"a command of the task cannot be started: {error}") from error
+
+
+async def make_folders(sandbox: Sandbox) -> None:
+    """Make the folders that each task of Harbor has."""
+    folders = f"{AGENT_LOGS} {VERIFIER_LOGS} {ARTIFACTS}"
+    if await shell(sandbox, f"mkdir -p {folders} && chmod 777 {folders}", SHORT_SECONDS) != 0:
+        raise TaskError(f"the folders {folders} cannot be made in the image")
+
+
+async def put_folder(sandbox: Sandbox, task: HarborTask, folder: str, place: str) -> None:
+    """Write the files below a folder of the task into a folder of the sandbox. Raises TaskError."""
+    for name, content, executable in task.below(folder):
+        path = f"{place.rstrip('/')}/{name}"
+        try:
+            await sandbox.write_file(path, content, 0o755 if executable or folder + name in (TEST, SOLVE) else 0o644)
+        except OSError as error:
+            raise TaskError(f"the task's file {folder}{name} cannot be written to {path}: {error}") from error
+
+
+async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float) -> Verified:
+    """Put the tests in place, run them for at most so many seconds, and read the reward. Raises TaskError."""
+    await shell(sandbox, f"rm -rf {REWARD_JSON} {REWARD_TEXT}", SHORT_SECONDS)
+    await make_folders(sandbox)
+    await put_folder(sandbox, task, "tests/", "/tests")
+    command = f"(/tests/test.sh) > {shlex.quote(OUTPUT)} 2>&1"
+    code = await shell(sandbox, command, seconds, task.env(task.config.verifier.env))
+    output = await _end_of_output(sandbox)
+    if code is None:
+        return Verified(None, f"the verifier took more than {seconds:g} s", True, output)
+    try:
+        found = await asyncio.gather(_read(sandbox, REWARD_JSON), _read(sandbox, REWARD_TEXT))
+        return Verified(read_rewards(*found), output=output)
+    except UnreadableReward as error:
+        return Verified(None, str(error), output=output)
+
+
+async def _read(sandbox: Sandbox, path: str) -> bytes | None:
+    try:
+        return await sandbox.read_file(path, MOST_REWARD_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnreadableReward(f"{path} cannot be read: {error}") from None
+
+
+async def _end_of_output(sandbox: Sandbox) -> str:
+    try:
+        return (await sandbox.read_file(OUTPUT, MOST_OUTPUT_BYTES)).decode(errors="replace").strip()[-SHOWN_CHARS:]
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""`rollyard tasks import harbor` and `rollyard tasks list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rollyard.cli.main import cli
+from rollyard.kinds.harbor_task import HarborTask
+from rollyard.kinds.task import Task
+from tests.support.harbor_folders import HarborFolder, one_step
+
+DOCKERFILE = "FROM scratch\nENV KEY=value\n"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    named = one_step(
+        '[task]\nname = "org/named"\n[metadata]\ndifficulty = "hard"\ndays = 2024-01-01\n[verifier.env]\nKEY = "${TOKEN}"\n',
+        **{"tests/data.bin": "x", "environment/note.txt": "note"},
+    )
+    named.write(tmp_path / "set" / "named")
+    (tmp_path / "set" / "named" / "tests" / "data.bin").write_bytes(b"\xff\x00")
+    for name in ("one", "two"):  # with the same image
+        texts = {**one_step().files, "environment/Dockerfile": DOCKERFILE}
+        HarborFolder("", texts).write(tmp_path / "set" / "built" / name)
+    one_step("[agent]\ntimeout_sec = -1\n").write(tmp_path / "set" / "wrong")
+    one_step("gpus = 1\n", **{"environment/docker-compose.yaml": "services: {}\n"}).write(tmp_path / "set" / "gpu")
+    return tmp_path / "set"
+
+
+def invoke(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["tasks", *map(str, words)])
+
+
+def test_folders_become_tasks_and_refused_ones_are_named(folders: Path, tmp_path: Path) -> None:
+    out, images = tmp_path / "tasks.jsonl", tmp_path / "images"
+    done = invoke("import", "harbor", folders, "-o", out, "--images", images, "--env", "TOKEN=abc")
+    assert done.exit_code == 0, done.output
+    tasks = [Task.model_validate_json(line) for line in out.read_text().splitlines()]
+    built = {task.image for task in tasks[:2]}
+    assert built == {f"oci-archive:{path}" for path in images.glob("*.tar")}, done.output
+    assert len(built) == 1
+    assert tasks[2].image == "docker://small:1"
+    assert tasks[2].metadata == {"harbor": "org/named", "difficulty": "hard"}
+    named = tasks[2].fields_as(HarborTask)
+    assert named.content("tests/data.bin") == b"\xff\x00"
+    assert [*named.below("environment/")] == [("note.txt", b"note", False)]
+    assert named.env(named.config.verifier.env) == {"KEY": "abc"}
+    said = done.stderr
+    assert f"{folders}/gpu: refused: " in said
+    assert "`environment.gpus` is not supported; environment/docker-compose.yaml is not supported" in said
+    assert f"{folders}/wrong: refused: task.toml: agent.timeout_sec: " in said
+    assert said.splitlines()[-2:] == ["      3 converted", "      2 refused"]
+
+
+def test_a_second_import_builds_nothing(folders: Path, tmp_path: Path) -> None:
+    words = ("import", "harbor", folders / "built" / "one", "--images", tmp_path / "images")
+    first, second = invoke(*words), invoke(*words)
+    assert "1 images are built" in first.stderr
+    assert "built" not in second.stderr.replace(str(tmp_path), "")
+    assert first.stdout == second.stdout
+    assert json.loads(first.stdout)["kind"] == "harbor"
+
+
+def test_an_image_that_cannot_be_built_refuses_its_folders(folders: Path, tmp_path: Path) -> None:
+    (folders / "built" / "one" / "environment" / "Dockerfile").write_text("FROM scratch\nCOPY no-such-file /\n")
+    done = invoke("import", "harbor", folders / "built", "--images", tmp_path / "images")
+    assert done.exit_code == 0
+    assert "one: refused: its image cannot be built: " in done.stderr
+    assert "no-such-file" in done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_the_list(folders: Path) -> None:
+    done = invoke("list", folders, "--env", "TOKEN=abc")
+    lines = {line.split()[0].removeprefix(f"{folders}/"): line.split()[1:] for line in done.stdout.splitlines()[1:]}
+    assert lines["built/one"] == ["one", "Dockerfile", "fresh"]
+    assert lines["named"] == ["org/named", "docker://small:1", "fresh"]
+    assert "gpus" in " ".join(lines["gpu"])
+
+
+def test_what_is_missing_is_said(folders: Path, tmp_path: Path) -> None:
+    assert "TOKEN a value" in invoke("import", "harbor", folders / "named").stderr
+    assert "--images" in invoke("import", "harbor", folders / "built").stderr
+    (tmp_path / "empty").mkdir()
+    assert "no task.toml" in invoke("list", tmp_path / "empty").output

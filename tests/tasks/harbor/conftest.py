@@ -1,0 +1,109 @@
+"""A handler of the kind `harbor`, and sandboxes of a small image in which it works as under a node agent."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.host.removed_folder import remove_folder
+from rollyard.host.sandbox_account import sandbox_account
+from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.task import Task
+from rollyard.kinds.values.runtime_name import RuntimeName
+from rollyard.node.sandbox_specs import SandboxSpecs, sandbox_specs
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox_factory import SandboxFactory
+from rollyard.sandbox.snapshot import SandboxSnapshot
+from rollyard.tasks.base import Evaluation, Score
+from rollyard.tasks.guarded_handler import GuardedHandler
+from rollyard.tasks.harbor.handler import HarborHandler
+from rollyard.tasks.harbor.task_folder import read_folder
+from rollyard.trajectory import Artifact
+from tests.support.harbor_folders import HarborFolder
+from tests.support.small_roots import python_root
+
+POOL = SandboxTemplate(cpus=1, memory="1G", disk="64M")
+
+
+class HarborSite:
+    """A handler, and sandboxes of one image."""
+
+    def __init__(self, factory: SandboxFactory, root: Path) -> None:
+        self.handler = GuardedHandler("harbor", HarborHandler())
+        self._factory = factory
+        self._root = root
+
+    def task(self, folder: HarborFolder, **fields: Any) -> Task:
+        """Return the task of a folder, as the import makes it."""
+        with tempfile.TemporaryDirectory(prefix="rollyard-test-") as place:
+            made = read_folder(folder.write(Path(place))).task(str(self._root), fields.pop("variables", {}))
+        return Task.model_validate({**made, **fields})
+
+    def specs(self, task: Task) -> SandboxSpecs:
+        return sandbox_specs(task, self.handler, POOL, Stages(), None)
+
+    @contextlib.asynccontextmanager
+    async def begun(self, task: Task) -> AsyncIterator[Sandbox]:
+        """Give a sandbox after INIT."""
+        async with await self._factory.start(self.specs(task).run) as sandbox:
+            await self.handler.init(task, sandbox)
+            yield sandbox
+
+    async def score(self, folder: HarborFolder, work: str | None, seconds: float = 60, **fields: Any) -> Score:
+        """Score an agent that runs one command; None: the reference solution."""
+        task = self.task(folder, **fields)
+        async with self.begun(task) as sandbox:
+            if work is None:
+                await self.handler.solve(task, sandbox)
+            else:
+                await sandbox.bash(work, 60)
+            with await sandbox.snapshot() as snapshot:
+                artifact = await self.handler.collect(task, sandbox)
+                await sandbox.close()
+                return await self.scored(task, artifact, snapshot, seconds)
+
+    async def scored(self, task: Task, artifact: Artifact, snapshot: SandboxSnapshot, seconds: float) -> Score:
+        spec, rules = self.specs(task).eval, self.handler.restore_rules(task)
+
+        @contextlib.asynccontextmanager
+        async def another(*, files: bool = True) -> AsyncIterator[Sandbox]:
+            async with await self._factory.start(spec) as sandbox:
+                if files and self.handler.eval_from_snapshot(task):
+                    snapshot.file.seek(0)
+                    await sandbox.restore(snapshot.file, rules)
+                yield sandbox
+
+        async with another() as sandbox:
+            return await self.handler.evaluate(task, Evaluation(artifact, [], seconds, sandbox, another))
+
+
+@pytest.fixture(scope="session")
+def harbor_root() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rollyard-test-"))
+    folder.chmod(0o755)
+    root, account = python_root(folder / "root"), sandbox_account()
+    subprocess.run(["chown", "-hR", f"{account.uid}:{account.gid}", root], check=True)
+    yield root
+    remove_folder(folder)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(request: pytest.FixtureRequest, harbor_root: Path) -> AsyncIterator[HarborSite]:
+    """On bubblewrap, or on the runtime that the test names as the fixture's parameter."""
+    name = getattr(request, "param", "bubblewrap")
+    try:
+        runtime = find_runtime(cast(RuntimeName, name))
+    except SandboxStartFailed as error:
+        pytest.skip(f"{name} does not start here: {error}")
+    async with SandboxFactory(runtime) as factory:
+        yield HarborSite(factory, harbor_root)
