@@ -140,20 +140,20 @@ def bare_text(text: str) -> str:
     return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
 
 
-def choices(text: str) -> frozenset[str]:
-    """Return the letters that a normalized text chooses, as `B`, `(B) 12`, `B. 12`, `Option B`, or `B, D` and `BD`; empty if
-    it is not a choice."""
-    bare = bare_text(text)
+def choices(text: str, last: str = "J") -> frozenset[str]:
+    """Return the letters from A to `last` that a normalized text chooses, as `B`, `(B) 12`, `B. 12`, `Option B`, or `B, D` and
+    `BD`; empty if it is not a choice."""
+    bare, letter = bare_text(text), f"[A-{last}]"
     if (
-        re.fullmatch(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+", bare)
-        and sorted(found := re.findall("[A-J]", bare)) == found
+        re.fullmatch(rf"\(?{letter}\)?(?:\s*,?\s*\(?{letter}\)?)+", bare)
+        and sorted(found := re.findall(letter, bare)) == found
     ):
         return frozenset(found)
     one = re.fullmatch(
         r"(?i:(?:the )?(?:correct )?(?:option|choice)(?: is)?:?\s*)?"
-        r"(?:\(\s*([A-J])\s*\)|([A-J])(?:[).:]|(?=\s*$)))(?P<content>(?:\s.*)?)",
+        rf"(?:\(\s*({letter})\s*\)|({letter})(?:[).:]|(?=\s*$)))(?P<content>(?:\s.*)?)",
         bare,
     )
-    if one is None or re.search(r"(?:^\s*|[,&/(]\s*)\(?[A-J](?:[).:,]|\s*$)", one["content"]):
+    if one is None or re.search(rf"(?:^\s*|[,&/(]\s*)\(?{letter}(?:[).:,]|\s*$)", one["content"]):
         return frozenset()
     return frozenset(one[1] or one[2])

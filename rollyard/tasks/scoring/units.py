@@ -42,7 +42,7 @@ _LONG_PREFIXES = {
 }  # fmt: skip
 _NOUNS = _words("day way man men cat dog car egg cup bag box pen old boy ton mph pts yrs hrs bit fps set row sq")
 """Nouns of at most three letters. A longer bare word is taken for a noun."""
-_NO_NOUNS = _words(
+NO_NOUNS = _words(
     """
     pi or and of not no nor to than is are be as if by times plus minus over about approximately around nearly almost
     hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens half percent
@@ -121,9 +121,9 @@ def _unit(tail: str, number: str, *, bare: bool) -> Unit | None:
     words = plain.split()
     shortest = 3 if in_text else 4
     nouns = all(re.fullmatch(r"[^\W\d_]+(?:['.-][^\W\d_]+)*[.,]?(?:\^\{?[23]\}?)?", word) for word in words)
-    if not words or not nouns or any(word.casefold().strip(".,") in _NO_NOUNS for word in words):
+    if not words or not nouns or any(word.casefold().strip(".,") in NO_NOUNS for word in words):
         return None
-    first = words[0].casefold().strip(".,")
+    first = re.sub(r"\^.*", "", words[0].casefold().strip(".,"))
     return Unit(plain) if len(first) >= shortest or first in _NOUNS else None
 
 

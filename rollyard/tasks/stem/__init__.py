@@ -1,0 +1,1 @@
+"""Task kind `stem`: questions of science and engineering."""
