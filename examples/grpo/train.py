@@ -15,10 +15,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,8 +43,9 @@ POOLS = Path(__file__).with_name("pools.yaml")
 WEAK = ROOT / "examples" / "tiny_policy" / "weak"
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 """Bounds of the probability ratio. DAPO, arXiv 2503.14476, section 3.1."""
-RUNS = ROOT / "demo-output" / "grpo"
 TASKS = 4000
+TaskSets = tuple[Sequence[Task], Sequence[Task]]
+"""Tasks of the training, and held-out tasks."""
 SAMPLING = Sampling(temperature=1.0, max_tokens=120)
 AGENT = AgentSpec(max_turns=4)
 """The policy needs two turns; a weak one would go on for as long as it may."""
@@ -141,7 +142,7 @@ def batches(client: Client, options: Options) -> Generator[tuple[list[Group], Ba
     request = BatchRequest(
         pool="train",
         n=options.n,
-        dataset=DatasetRef(name="arithmetic", seed=options.seed),
+        dataset=DatasetRef(name="tasks", seed=options.seed),
         sampling=SAMPLING,
         agent=AGENT,
     )
@@ -213,13 +214,17 @@ class Laps:
         self.seconds[name], self._last = round(now - self._last, 2), now
 
 
-def train(client: Client, options: Options, console: Console) -> list[StepRecord]:
-    """Train for so many steps; stop earlier if the time is over."""
+def arithmetic(options: Options) -> TaskSets:
     rng = random.Random(options.seed)
-    client.put_dataset("arithmetic", [sample_math(rng, held_out=False) for _ in range(TASKS)])
-    tests = [
-        Task.model_validate(sample_math(random.Random(10_000 + i), held_out=True)) for i in range(options.held_out)
-    ]
+    tasks = [sample_math(rng, held_out=False) for _ in range(TASKS)]
+    tests = [sample_math(random.Random(10_000 + i), held_out=True) for i in range(options.held_out)]
+    return [Task.model_validate(task) for task in tasks], [Task.model_validate(task) for task in tests]
+
+
+def train(client: Client, options: Options, sets: TaskSets, console: Console) -> list[StepRecord]:
+    """Train for so many steps; stop earlier if the time is over."""
+    tasks, tests = sets
+    client.put_dataset("tasks", tasks)
     trainer, records, started = Trainer(options.updates), list[StepRecord](), time.monotonic()
 
     def minutes() -> float:
@@ -304,8 +309,12 @@ def report(records: Sequence[StepRecord], console: Console) -> None:
     console.print(table)
 
 
-def parse_options() -> Options:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+SomeOptions = TypeVar("SomeOptions", bound=Options)
+
+
+def option_parser(description: str | None, runs: Path) -> argparse.ArgumentParser:
+    """`runs`: folder that gets a new folder for each run."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=26, help="about ten minutes on two idle cores  [default: 26]")
     parser.add_argument("--minutes", type=float, default=40.0, help="no new step begins after this time  [default: 40]")
     parser.add_argument("--groups", type=int, default=8, help="informative groups of a step")
@@ -316,27 +325,32 @@ def parse_options() -> Options:
     parser.add_argument("--rate", type=float, default=8e-5, help="learning rate; it falls to zero over the run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--async", dest="stream", action="store_true", help="train from a stream, one step behind")
-    parser.add_argument("--held-out", type=int, default=100, help="tasks of a measurement")
+    parser.add_argument("--held-out", type=int, default=100, help="rollouts of a measurement")
     parser.add_argument("--every", type=int, default=5, help="steps between two measurements")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
-    new = RUNS / time.strftime("%Y%m%d-%H%M%S")
-    parser.add_argument("--out", type=Path, default=new, help=f"new folder for the run  [default: {RUNS}/TIME]")
-    options = Options(**vars(parser.parse_args()))
+    new = runs / time.strftime("%Y%m%d-%H%M%S")
+    parser.add_argument("--out", type=Path, default=new, help=f"new folder for the run  [default: {runs}/TIME]")
+    return parser
+
+
+def parse_options(parser: argparse.ArgumentParser, kind: type[SomeOptions]) -> SomeOptions:
+    options = kind(**vars(parser.parse_args()))
     if (options.out / "steps.jsonl").exists():
         parser.error(f"{options.out} has the steps of an earlier run; name another folder with --out, or delete it")
     return options
 
 
-def main() -> None:
+def run(options: Options, make_tasks: Callable[[Path, Console], TaskSets]) -> None:
+    """Serve the pools, make the tasks, train, and draw the curve. `make_tasks` gets the server's kubeconfig."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its pools are ended on exit
-    options, console = parse_options(), Console()
+    console = Console()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     try:
         with served_pools(console, POOLS) as kubeconfig, Client(kubeconfig=kubeconfig) as client:
             console.print(f"watch it: rollyard top --kubeconfig {kubeconfig}", soft_wrap=True, highlight=False)
-            report(train(client, options, console), console)
+            report(train(client, options, make_tasks(kubeconfig, console), console), console)
         console.print(f"written: the trained weights in {options.out / 'model'}", soft_wrap=True)
     finally:  # also of a run that is stopped
         if (options.out / "steps.jsonl").exists():
@@ -345,4 +359,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    given = parse_options(option_parser(__doc__, ROOT / "demo-output" / "grpo"), Options)
+    run(given, lambda kubeconfig, console: arithmetic(given))

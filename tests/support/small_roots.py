@@ -61,6 +61,19 @@ def python_root(folder: Path) -> Path:
     return root
 
 
+def add_git(root: Path) -> None:
+    """Put this machine's git into a root file system, with its libraries."""
+    program = shutil.which("git")
+    assert program is not None, "these tests need git: apt-get install git"
+    shutil.copy2(program, root / "usr/bin/git")
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    for found in {word for word in listed.split() if word.startswith("/")}:
+        place = root / found.lstrip("/")
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(found, place)
+
+
 def _busybox() -> Path:
     """Return a static busybox: this machine's, or the one of Debian's package, which is fetched once."""
     found = shutil.which("busybox")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.kinds.task import Task
-from tests.support.small_roots import python_root
+from tests.support.small_roots import add_git, python_root
 
 BASE = {
     "calc/__init__.py": "", "calc/ops.py": "def add(a, b):\n    return a - b\n", "calc/keep.py": "KEPT = 1\n",
@@ -70,15 +69,7 @@ def _commit(folder: Path, message: str) -> None:
 def repository_root(folder: Path) -> Path:
     """Make a root file system with Python, git and the repository in /testbed."""
     root = python_root(folder)
-    program = shutil.which("git")
-    assert program is not None, "these tests need git: apt-get install git"
-    shutil.copy2(program, root / "usr/bin/git")
-    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    for found in {word for word in listed.split() if word.startswith("/")}:
-        place = root / found.lstrip("/")
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(found, place)
+    add_git(root)
     make_repository(root / "testbed")
     account = sandbox_account()
     subprocess.run(["chown", "-hR", f"{account.uid}:{account.gid}", root], check=True)
