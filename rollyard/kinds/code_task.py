@@ -3,30 +3,85 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollyard.kinds.base import WireModel
 from rollyard.kinds.task_fields import TaskFields
+from rollyard.kinds.values.quantity import Size, size_bytes
+
+Language = Literal["python", "javascript", "c", "cpp", "java", "go", "rust"]
+EMPTIED = ("/tmp/", "/var/tmp/", "/dev/shm/")
+"""Folders that are emptied after each case with an input."""
+
+
+class ProgramFields(Protocol):
+    """How a source becomes a running program."""
+
+    @property
+    def language(self) -> Language | None: ...
+    @property
+    def compile(self) -> str | None: ...
+    @property
+    def run(self) -> str | None: ...
 
 
 class CodeCase(WireModel):
-    call: str
+    """Either a call and the value that it must have, or an input and the output that belongs to it."""
+
+    call: str | None = None
     """Python expression that uses the solution's definitions, such as f(3). If it compares with a constant, as
     f(3) == 9, only f(3) runs in the sandbox."""
-    expect: str = Field(max_length=16_000)
+    expect: str | None = Field(default=None, max_length=16_000)
     """Python literal that the value of `call` must equal. The literal never enters a sandbox."""
+    input: str | None = None
+    """Standard input of the program."""
+    output: str = ""
+    """Text that the program must print, or the answer that a checker or an interactor gets. It never enters a sandbox in which
+    the agent's code runs."""
+    group: str | None = None
+    """Group of `points` to which the case belongs."""
 
     @field_validator("expect")
     @classmethod
-    def _literal(cls, value: str) -> str:
+    def _literal(cls, value: str | None) -> str | None:
         try:
-            ast.literal_eval(value)
+            ast.literal_eval(value or "0")
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise ValueError("write a Python literal, such as 9, 'a' or [1, 2]") from None
         return value
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        called = self.call is not None and self.expect is not None
+        halves = (self.call is None) != (self.expect is None) or (called and self.output)
+        if halves or called == (self.input is not None):
+            raise ValueError("write either `call` and `expect`, or `input` and `output`")
+        return self
+
+
+class JudgeProgram(WireModel):
+    """Program of the task that judges. It runs in a sandbox of its own, in which no code of the agent runs."""
+
+    source: str = Field(min_length=1)
+    """Text of the program."""
+    language: Language | None = None
+    """Language of `source`."""
+    compile: str | None = None
+    """Bash command in place of the language's: it makes files in the folder $BUILD from the file $SOLUTION."""
+    run: str | None = None
+    """Bash command in place of the language's."""
+    seconds: float = Field(default=10.0, gt=0, le=600)
+    """Longest CPU time for one case."""
+
+    @model_validator(mode="after")
+    def _runs(self) -> Self:
+        if self.language is None and self.run is None:
+            raise ValueError("set `language`, or `run` to a bash command that runs $SOLUTION")
+        return self
 
 
 class CodeTask(TaskFields):
@@ -36,10 +91,12 @@ class CodeTask(TaskFields):
     solution: str = Field(pattern=r"^/")
     """Absolute path of the file that the agent has to write."""
     cases: list[CodeCase] = Field(min_length=1, max_length=1000)
+    """Cases of one form: calls of Python functions, or inputs and outputs of a program."""
     files: dict[str, str] = {}
     """Absolute path -> text of files that exist when the agent starts."""
     case_seconds: float = Field(default=10.0, gt=0, le=600)
-    """Longest time of one case, in seconds."""
+    """Longest time of one case, in seconds. For a program it is the CPU time of all its processes, and the case may last three
+    times as long and 5 s more."""
     relative_tolerance: float = Field(default=0.0, ge=0, lt=1)
     """Accepted difference from an expected float, as a share of the expected float. 0: floats are compared exactly."""
     absolute_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -49,6 +106,67 @@ class CodeTask(TaskFields):
     packages. False: they run with `files` and the solution alone."""
     reference: str | None = None
     """Text of a right solution file, for `rollyard tasks check`. No agent sees it."""
+    credit: Literal["all", "cases", "groups"] = "all"
+    """Reward: 1 if every case passes, else 0; the share of the cases that pass; or the points of the groups in which every case
+    passes, as a share of all points."""
+    points: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+    """Name of a group -> its points, with `credit: groups`."""
+
+    language: Language | None = None
+    """Language of the solution, for cases with an input."""
+    compile: str | None = None
+    """Bash command in place of the language's: it makes files in the folder $BUILD from the file $SOLUTION."""
+    run: str | None = None
+    """Bash command in place of the language's. It runs $SOLUTION, or what is in $BUILD."""
+    compile_seconds: float = Field(default=60.0, gt=0, le=600)
+    """Longest CPU time of the compiler."""
+    case_memory: Size | None = None
+    """Memory that a program may use for one case, such as 256M. Default: what the sandbox has."""
+    case_output: Size = "16M"
+    """Greatest length of what a program prints for one case, at most 64M."""
+    compare: Literal["tokens", "lines", "exact"] = "tokens"
+    """Parts that must be equal: the words between white space; the lines without white space at their ends; or every byte. The
+    tolerances are for words that are numbers."""
+
+    @field_validator("case_output")
+    @classmethod
+    def _bounded(cls, value: str) -> str:
+        if not 0 < size_bytes(value) <= 64 << 20:
+            raise ValueError("write a size of at most 64M")
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if len({case.input is None for case in self.cases}) > 1:
+            raise ValueError("write all cases in one form: with `call`, or with `input`")
+        self._check_groups()
+        if self.calls_functions:
+            own = ("language", "compile", "run", "compile_seconds", "case_memory", "case_output", "compare")
+            if stray := [f"`{name}`" for name in own if name in self.model_fields_set]:
+                raise ValueError(f"leave out {', '.join(stray)}: cases with `call` are calls of Python functions")
+        elif self.language is None and self.run is None:
+            raise ValueError("cases with `input` need `language`, or `run`, a bash command that runs $SOLUTION")
+        elif self.compare != "tokens" and (self.relative_tolerance or self.absolute_tolerance):
+            raise ValueError("tolerances need `compare: tokens`")
+        elif inside := [path for path in (self.solution, *self.files) if path.startswith(EMPTIED)]:
+            raise ValueError(
+                f"{inside[0]}: choose another folder, because {', '.join(EMPTIED)} are emptied after a case"
+            )
+        return self
+
+    def _check_groups(self) -> None:
+        used = Counter(case.group for case in self.cases)
+        if self.credit == "groups":
+            if used.keys() != self.points.keys():
+                raise ValueError(
+                    "`credit: groups` needs `points` for each group of the cases, and a `group` in each case"
+                )
+        elif self.points or used.keys() != {None}:
+            raise ValueError("groups and points count with `credit: groups` alone")
+
+    @property
+    def calls_functions(self) -> bool:
+        return self.cases[0].input is None
 
     @classmethod
     def offers_tools(cls, fields: Mapping[str, Any]) -> bool:

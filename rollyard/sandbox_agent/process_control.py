@@ -1,4 +1,5 @@
-"""Calls of prctl(2) and seccomp(2). Importing `ctypes` takes 3 ms, so this module uses the C module under it."""
+"""Calls of prctl(2), seccomp(2), and others that Python lacks. Importing `ctypes` takes 3 ms, so this module uses the C
+module under it."""
 
 from __future__ import annotations
 
@@ -20,3 +21,11 @@ def seccomp(call: int, operation: int, flags: int, program: bytes) -> None:
     """`call`: number of the system call. `program`: struct sock_fprog. Raises OSError if the kernel refuses."""
     if _ctypes.call_function(_SYSCALL, (call, operation, flags, program)):
         raise OSError(f"seccomp({operation}, {flags}) failed")
+
+
+def system_call(number: int, *arguments: int | bytes) -> int:
+    """Return the result. Bytes are passed as a pointer to them. Raises OSError if the kernel refuses."""
+    result: int = _ctypes.call_function(_SYSCALL, (number, *arguments))
+    if result < 0:
+        raise OSError(f"system call {number} failed")
+    return result

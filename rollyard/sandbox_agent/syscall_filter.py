@@ -113,6 +113,18 @@ _PRETENDED = {
         "sync": 81, "fsync": 82, "fdatasync": 83, "sync_file_range": 84, "syncfs": 267,
     },
 }  # fmt: skip
+_MARKING = {
+    "x86_64": {
+        "chmod": 90, "fchmod": 91, "utime": 132, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "utimes": 235,
+        "futimesat": 261, "fchmodat": 268, "utimensat": 280,
+    },
+    "aarch64": {"setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "fchmod": 52, "fchmodat": 53, "utimensat": 88},
+}  # fmt: skip
+"""Calls that change what is known about a file, and which landlock does not limit."""
+_LASTING = {
+    "x86_64": {"shmget": 29, "semget": 64, "mq_open": 240}, "aarch64": {"mq_open": 180, "semget": 190, "shmget": 194},
+}  # fmt: skip
+"""Calls that make objects which outlive all processes."""
 OWNERS = (
     "chown", "fchown", "lchown", "fchownat", "setuid", "setgid", "setreuid", "setregid", "setgroups", "setresuid",
     "setresgid", "setfsuid", "setfsgid", "capset",
@@ -154,6 +166,20 @@ def pretend(names: Sequence[str] | None = None) -> None:
             program += _block(number, [_load(kind), (_AND, 0, 0, 0o170000), *devices, _allow()])
         else:
             program += _block(number, [_fail(0)])
+    _install([*program, _allow()])
+
+
+def leave_no_marks() -> None:
+    """Refuse calls with which a program could leave something to a later one beside files: marks on files of the image seem to
+    work, and objects of the kernel seem not to exist. Does nothing on an unknown architecture."""
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        return
+    program = [_load(_ARCHITECTURE), (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]), _allow(), _load(_NUMBER)]
+    for number in _MARKING[machine].values():
+        program += _block(number, [_fail(0)])
+    for number in _LASTING[machine].values():
+        program += _block(number, [_fail(errno.ENOSYS)])
     _install([*program, _allow()])
 
 

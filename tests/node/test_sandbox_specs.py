@@ -13,7 +13,7 @@ from rollyard.kinds.task import Task
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node.sandbox_specs import EVAL_DISK_BYTES, SandboxSpecs, sandbox_specs
 from rollyard.tasks.base import Handler
-from rollyard.tasks.code import CodeHandler
+from rollyard.tasks.code.handler import CodeHandler
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tasks.math import MathHandler
 

@@ -17,10 +17,10 @@ from rollyard.core.errors import Invalid, SandboxStartFailed
 from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation, Score
-from rollyard.tasks.code import CodeHandler
+from rollyard.tasks.code.handler import CodeHandler
 from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import encode
-from rollyard.tasks.scoring.case_results import count_passed
+from rollyard.tasks.scoring.case_results import failed_cases
 
 HANDLER = CodeHandler()
 SECONDS = 60.0
@@ -262,7 +262,7 @@ def test_a_number_of_another_value_is_wrong_however_near_it_is() -> None:
         ("23416728348467685", 23416728348467685.0), ("6.626e-34", 0.0), ("1000000006", 1000000006.4),
         ("[1000000006]", [1000000006.0000001]), ("0.3", 0.1 + 0.2),
     ]:  # fmt: skip
-        assert count_passed(job(expect), line(found) + b"\n")["passed"] == 0.0, (expect, found)
+        assert failed_cases(job(expect), line(found) + b"\n")["failed"] == [0], (expect, found)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_number_of_another_value_is_wrong_however_near_it_is() -> None:
 def test_a_tolerance_is_for_expected_floats_of_a_task_that_asks_for_it(
     expect: str, found: object, tolerances: dict[str, float], equal: bool
 ) -> None:
-    assert count_passed(job(expect, **tolerances), line(found) + b"\n")["passed"] == float(equal)
+    assert failed_cases(job(expect, **tolerances), line(found) + b"\n")["failed"] == [0][equal:]
 
 
 @pytest.mark.parametrize(
@@ -324,13 +324,13 @@ def test_a_tolerance_is_for_expected_floats_of_a_task_that_asks_for_it(
     ],
 )
 def test_numbers_arrays_and_ranges_of_other_types_are_what_they_hold(expect: str, found: object, equal: bool) -> None:
-    assert count_passed(job(expect), line(found) + b"\n")["passed"] == float(equal)
+    assert failed_cases(job(expect), line(found) + b"\n")["failed"] == [0][equal:]
 
 
 def test_many_failed_cases_give_a_few_notes() -> None:
     cases = [["f()", "1"]] * 100
     asked = json.dumps({"cases": cases, "relative": 0.0, "absolute": 0.0}).encode()
-    notes = count_passed(asked, b"[2]\n" * 100)["notes"]
+    notes = failed_cases(asked, b"[2]\n" * 100)["notes"]
     assert len(notes) == 11
     assert notes[0] == "case 1 of 100, f(): got 2, expected 1"
     assert notes[-1] == "90 further cases did not pass either"
@@ -390,15 +390,15 @@ def job(expect: str, call: str = "f()", **tolerances: float) -> bytes:
     ],
 )
 def test_values_are_compared_with_their_types(expect: str, found: bytes, equal: bool) -> None:
-    counted = count_passed(job(expect), found + b"\n")
-    assert (counted["passed"], len(counted["notes"])) == (float(equal), int(not equal))
+    counted = failed_cases(job(expect), found + b"\n")
+    assert (counted["failed"], len(counted["notes"])) == ([0][equal:], int(not equal))
 
 
 @pytest.mark.parametrize("lines", [b"", b"1", b"1\n", b"1\n1\n1\n", b"1\n" + b"1" * (1 << 19) + b"\n"])
 def test_results_that_the_driver_has_not_written_are_none(lines: bytes) -> None:
     two = json.dumps({"cases": [["f()", "1"]] * 2, "relative": 0.0, "absolute": 0.0}).encode()
-    counted = count_passed(two, lines)
-    assert (counted["passed"], counted["bad_results"]) == (0.0, 1.0)
+    counted = failed_cases(two, lines)
+    assert (counted["failed"], counted["bad_results"]) == ([0, 1], 1.0)
 
 
 def test_a_wrong_task_names_its_field() -> None:

@@ -14,7 +14,7 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.base import Evaluation
-from rollyard.tasks.code import CodeHandler
+from rollyard.tasks.code.handler import CodeHandler
 from tests.support.until import until
 
 SPEC = SandboxSpec(image=None, limits=Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20))

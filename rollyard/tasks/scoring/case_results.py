@@ -40,16 +40,21 @@ class Tolerance:
     absolute: float = 0.0
 
 
-def count_passed(job: bytes, results: bytes) -> dict[str, Any]:
-    """Count the result lines that match the expected values, and say why others do not.
+def failed_cases(job: bytes, results: bytes) -> dict[str, Any]:
+    """Find the result lines that do not match the expected values, and say why: `failed` has their numbers, from 0.
 
     `job` is JSON: `cases`, a list of [call, expected literal], `relative` and `absolute`, the tolerances. If the number
-    of lines differs or a line is too long, `passed` is 0 and `bad_results` is 1. The driver never writes such results.
+    of lines differs or a line is too long, all have failed and `bad_results` is 1. The driver never writes such results.
     """
     asked, found = json.loads(job), results.split(b"\n")
     cases, tolerance = asked["cases"], Tolerance(asked["relative"], asked["absolute"])
     if len(found) != len(cases) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
-        return {"passed": 0.0, "bad_results": 1.0, "notes": ["the results are not what the driver of the cases writes"]}
+        every = list(range(len(cases)))
+        return {
+            "failed": every,
+            "bad_results": 1.0,
+            "notes": ["the results are not what the driver of the cases writes"],
+        }
     reasons = [why_wrong(call, expect, line, tolerance) for (call, expect), line in zip(cases, found, strict=False)]
     notes = [
         f"case {number} of {len(cases)}, {_cut(call)}: {why}"
@@ -58,7 +63,7 @@ def count_passed(job: bytes, results: bytes) -> dict[str, Any]:
     ]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} further cases did not pass either"]
-    return {"passed": float(reasons.count(None)), "notes": notes}
+    return {"failed": [number for number, why in enumerate(reasons) if why is not None], "notes": notes}
 
 
 def why_wrong(call: str, expect: str, line: bytes, tolerance: Tolerance) -> str | None:
@@ -170,4 +175,4 @@ def _cut(text: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(count_passed, CPU_SECONDS, MEMORY_BYTES)
+    serve(failed_cases, CPU_SECONDS, MEMORY_BYTES)

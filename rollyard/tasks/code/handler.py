@@ -1,9 +1,9 @@
-"""Task kind `code`: the agent writes a file, and hidden cases score it in a fresh sandbox.
+"""Handler of the task kind `code`: the agent writes a file, and hidden cases score it in a fresh sandbox.
 
-The expected values never enter a sandbox. The sandbox only runs the calls, without a comparison that they make. A
-process outside the sandbox, with limits of its own, compares the results. So a solution may print, exit, fork, or write
-into the results file. The solution gains nothing by this, because a call passes only if its line in the results file is
-the right value.
+The expected values never enter a sandbox that runs the agent's code. The sandbox only runs the calls, without a comparison
+that they make, or the program. A process outside the sandbox, with limits of its own, compares the results. So a solution may
+print, exit, fork, or write into the results file. The solution gains nothing by this, because a call passes only if its line
+in the results file is the right value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import asyncio
 import json
 import secrets
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
+from rollyard.tasks.code.credit import reward_of
+from rollyard.tasks.code.languages import BUILD
+from rollyard.tasks.code.program_cases import check_tools, compared, run_program_cases
 from rollyard.tasks.scoring import case_driver
 from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import MAX_ERROR_CHARS
@@ -52,9 +56,11 @@ class CodeHandler:
 
     def __init__(self) -> None:
         self._checkers = CheckerPool("rollyard.tasks.scoring.case_results", (_job([("1", "1")]), b"[1]\n"))
+        self._output_checkers = CheckerPool("rollyard.tasks.scoring.output_comparison", (b"{}", b"1", b"1"))
 
     async def close(self) -> None:
         await self._checkers.close()
+        await self._output_checkers.close()
 
     def tools(self, task: Task) -> list[str]:
         return ["bash", "editor"]
@@ -72,10 +78,14 @@ class CodeHandler:
         code = task.fields_as(CodeTask)
         await write_files(sandbox, code.files)
         if code.eval_from_snapshot:
-            await _check_python(sandbox)  # what fails later, the agent has broken
+            await self.probe(task, sandbox, PROBE_SECONDS)  # what fails later, the agent has broken
 
     async def probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None:
-        await _check_python(sandbox, seconds)
+        code = task.fields_as(CodeTask)
+        if code.calls_functions:
+            await _check_python(sandbox, seconds)
+        else:
+            await check_tools(code, sandbox, seconds)
 
     async def solve(self, task: Task, sandbox: Sandbox) -> None:
         code = task.fields_as(CodeTask)
@@ -101,6 +111,8 @@ class CodeHandler:
             why = f"there is no solution: {code.solution} is missing, too large, or not text in UTF-8"
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0}, [why])
         assert sandbox is not None
+        if not code.calls_functions:
+            return await self._score_program(code, solution, evaluation)
         if code.eval_from_snapshot:
             try:
                 await _check_python(sandbox, min(PROBE_SECONDS, seconds / 2))
@@ -109,38 +121,61 @@ class CodeHandler:
             try:
                 results = await _run_cases(code, solution, sandbox, seconds)
             except TaskError as error:
-                why = f"the cases cannot run with the agent's files: {error}"
-                return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "broken_sandbox": 1.0}, [why])
+                return _broken_sandbox(code, error)
         else:
             await self.init(task, sandbox)
             await _check_python(sandbox, min(PROBE_SECONDS, seconds / 2))
             results = await _run_cases(code, solution, sandbox, seconds)
         counted = await self._count_passed(code, results)
-        notes, passed = counted.pop("notes"), counted["passed"]
-        if passed == len(code.cases):
-            notes = [f"every case passed ({len(code.cases)})"]
-        return Score(float(passed == len(code.cases)), {**counted, "cases": float(len(code.cases))}, notes)
+        notes, failed = counted.pop("notes"), set(counted.pop("failed"))
+        return _score(code, [number not in failed for number in range(len(code.cases))], counted, notes)
+
+    async def _score_program(self, code: CodeTask, solution: str, evaluation: Evaluation) -> Score:
+        sandbox, deadline = evaluation.sandbox, time.monotonic() + evaluation.seconds
+        assert sandbox is not None
+        try:
+            await sandbox.write_file(f"{BUILD}/.solution", b"")
+            if not code.eval_from_snapshot:
+                await write_files(sandbox, {**code.files, code.solution: solution})
+        except (OSError, TaskError) as error:
+            if code.eval_from_snapshot:
+                return _broken_sandbox(code, error)
+            raise TaskError(f"the solution cannot be written in a fresh sandbox: {error}") from error
+        found = await run_program_cases(code, evaluation, compared(code, self._output_checkers), deadline)
+        return _score(code, found.passed, found.metrics, found.notes)
 
     async def _count_passed(self, code: CodeTask, results: bytes | None) -> dict[str, Any]:
-        """Count the calls that returned the expected value. The count is 0 if the results are missing or malformed, or
-        cannot be compared within the limits. In these cases the solution is at fault. `notes` has the reasons."""
+        """Find the calls that did not return the expected value: `failed` has their numbers from 0. All have failed if the
+        results are missing or malformed, or cannot be compared within the limits. In these cases the solution is at fault.
+        `notes` has the reasons."""
+        every = list(range(len(code.cases)))
         if results is None:
             why = "the solution ended the driver of the cases, left it no time, or wrote into its results"
-            return {"passed": 0.0, "bad_results": 1.0, "notes": [why]}
-        job = _job([(c.call, c.expect) for c in code.cases], code.relative_tolerance, code.absolute_tolerance)
+            return {"failed": every, "bad_results": 1.0, "notes": [why]}
+        job = _job(
+            [(c.call or "", c.expect or "") for c in code.cases], code.relative_tolerance, code.absolute_tolerance
+        )
         try:
             counted = await self._checkers.ask(job, results)
         except CheckerKilled as why:
             counted = {str(why): 1.0}
-        return {
-            "passed": 0.0,
-            "notes": ["the results cannot be compared within the limits of time and memory"],
-            **counted,
-        }
+        notes = ["the results cannot be compared within the limits of time and memory"]
+        return {"failed": every, "notes": notes, **counted}
+
+
+def _score(code: CodeTask, passed: Sequence[bool], metrics: Mapping[str, float], notes: Sequence[str]) -> Score:
+    counts = {"passed": float(sum(passed)), "cases": float(len(passed))}
+    notes = [f"every case passed ({len(passed)})"] if all(passed) else notes
+    return Score(reward_of(code, passed), {**metrics, **counts}, notes)
+
+
+def _broken_sandbox(code: CodeTask, error: Exception) -> Score:
+    metrics = {"passed": 0.0, "cases": float(len(code.cases)), "broken_sandbox": 1.0}
+    return Score(0.0, metrics, [f"the cases cannot run with the agent's files: {error}"])
 
 
 def _job(cases: Sequence[tuple[str, str]], relative: float = 0.0, absolute: float = 0.0) -> bytes:
-    """Return the question for `case_results.count_passed`."""
+    """Return the question for `case_results.failed_cases`."""
     return json.dumps({"cases": cases, "relative": relative, "absolute": absolute}).encode()
 
 
@@ -152,7 +187,7 @@ async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
     # a name that no agent knows, because a sandbox that begins with the agent's files may have anything at a known one
     folder = f"{FOLDER}-{secrets.token_hex(8)}" if code.eval_from_snapshot else FOLDER
     total = min(code.case_seconds * len(code.cases), 0.9 * seconds)
-    job = {"solution": code.solution, "calls": [split(c.call).expressions for c in code.cases]}
+    job = {"solution": code.solution, "calls": [split(c.call or "").expressions for c in code.cases]}
     try:
         if not code.eval_from_snapshot:
             await sandbox.write_file(code.solution, solution.encode())
@@ -175,8 +210,8 @@ async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
 
 def _longest_results(cases: Sequence[CodeCase]) -> int:
     """Return how many bytes right results may have, and some more for wrong values and errors."""
-    outside = sum(split(case.call).outside is not None for case in cases)
-    literals = BYTES_A_CHARACTER * sum(len(case.expect) for case in cases)
+    outside = sum(split(case.call or "").outside is not None for case in cases)
+    literals = BYTES_A_CHARACTER * sum(len(case.expect or "") for case in cases)
     return SPARE_BYTES + literals + 2 * MAX_ERROR_CHARS * len(cases) + COMPARED_BYTES * outside
 
 
