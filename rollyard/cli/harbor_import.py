@@ -53,6 +53,13 @@ _NO_PLACE = Path("/no-folder-for-images")
 )
 @click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="builds at a time")
 @click.option("--cluster", default="local", show_default=True, help="`slurm` builds in a job array")
+@click.option(
+    "--verifier",
+    type=click.Choice(["fresh", "shared"]),
+    default="fresh",
+    show_default=True,
+    help="sandbox of a verifier that is not separate: a fresh one, or the agent's, which steps need",
+)
 @_ENV
 def import_harbor(
     folders: tuple[Path, ...],
@@ -61,6 +68,7 @@ def import_harbor(
     allow_folder: tuple[Path, ...],
     at_once: int,
     cluster: str,
+    verifier: str,
     env: tuple[str, ...],
 ) -> None:
     """Make a task of the kind harbor of each task folder at or below FOLDER, one JSON line a task.
@@ -68,12 +76,12 @@ def import_harbor(
     Images are built from their Dockerfiles. An archive in --images of the same files is used again. Folders that cannot
     become a task are refused, each with a reason, on standard error. Exit code 1: no folder became a task."""
     place, made, refused = images.resolve() if images is not None else None, 0, 0
-    found = [(path, _read(path, place, _variables(env))) for path in _below(folders)]
-    contexts = {one[0].context for _, one in found if not isinstance(one, str)}
+    found = [(path, _read(path, place, verifier, _variables(env))) for path in _below(folders)]
+    contexts = {path for _, one in found if not isinstance(one, str) for path in one[0].contexts}
     failed = _built(contexts, place, allow_folder, at_once, cluster)
     with written_file(output) as lines:
         for path, one in found:
-            reason = one if isinstance(one, str) else failed.get(one[0].context)
+            reason = one if isinstance(one, str) else next((failed[c] for c in one[0].contexts if c in failed), None)
             if reason is not None:
                 say(f"{path}: refused: {reason}")
                 refused += 1
@@ -95,13 +103,14 @@ def list_folders(folders: tuple[Path, ...], env: tuple[str, ...]) -> None:
     task of the kind harbor."""
     rows = [("FOLDER", "TASK", "IMAGE", "VERIFIER", "REFUSED")]
     for path in _below(folders):
-        one = _read(path, _NO_PLACE, _variables(env))
+        one = _read(path, _NO_PLACE, None, _variables(env))
         if isinstance(one, str):
             rows.append((str(path), "", "", "", one))
             continue
         folder, task = one
-        image = "Dockerfile" if folder.context is not None else str(task["image"])
-        rows.append((str(path), folder.name, image, str(task.get("verifier", "fresh")), ""))
+        image = "Dockerfile" if isinstance(folder.image, Path) else str(task["image"])
+        verifier = "separate" if folder.config.verifier.mode == "separate" else str(task.get("verifier", "fresh"))
+        rows.append((str(path), folder.name, image, verifier, ""))
     for line in align(rows):
         click.echo(line)
 
@@ -113,11 +122,19 @@ def _below(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _read(path: Path, images: Path | None, variables: Mapping[str, str]) -> tuple[TaskFolder, dict[str, Any]] | str:
-    """Return the folder and its task, or the reason why it cannot become one. `images`: folder of archives."""
+def _read(
+    path: Path, images: Path | None, verifier: str | None, variables: Mapping[str, str]
+) -> tuple[TaskFolder, dict[str, Any]] | str:
+    """Return the folder and its task, or the reason why it cannot become one. `images`: folder of archives. `verifier`: place
+    of a verifier that is not separate; None: shared with steps, else fresh."""
     try:
         folder = read_folder(path)
-        task = folder.task(_image(folder, images), variables)
+        if folder.image is None:
+            raise TaskError("the folder has no environment/Dockerfile, and task.toml has no `docker_image`")
+        own, separate = folder.verifier_image, folder.config.verifier.mode == "separate"
+        task = folder.task(_image(folder.image, images), variables, None if own is None else _image(own, images))
+        if not separate and (verifier == "shared" or (verifier is None and folder.config.steps)):
+            task["verifier"] = "shared"
         check_task(Task.model_validate(task))
     except TaskError as error:
         return str(error)
@@ -131,14 +148,12 @@ def _read(path: Path, images: Path | None, variables: Mapping[str, str]) -> tupl
     return folder, task
 
 
-def _image(folder: TaskFolder, images: Path | None) -> str:
-    if folder.image is not None:
-        return folder.image
-    if folder.context is None:
-        raise TaskError("the folder has no environment/Dockerfile, and task.toml has no `docker_image`")
+def _image(image: str | Path, images: Path | None) -> str:
+    if isinstance(image, str):
+        return image
     if images is None:
         raise TaskError("its image must be built: name a folder for images with --images")
-    return f"oci-archive:{images / _archive(folder.context)}.tar"
+    return f"oci-archive:{images / _archive(image)}.tar"
 
 
 def _archive(context: Path) -> str:
@@ -146,12 +161,12 @@ def _archive(context: Path) -> str:
 
 
 def _built(
-    contexts: Collection[Path | None], images: Path | None, allowed: Sequence[Path], at_once: int, cluster: str
-) -> Mapping[Path | None, str]:
+    contexts: Collection[Path], images: Path | None, allowed: Sequence[Path], at_once: int, cluster: str
+) -> Mapping[Path, str]:
     """Build the images that are not there. Return context -> reason for those that cannot be built."""
     if images is None:
         return {}
-    by_name = {_archive(one): one for one in contexts if one is not None}
+    by_name = {_archive(one): one for one in contexts}
     missing = {name: one for name, one in by_name.items() if not (images / f"{name}.tar").exists()}
     if not missing:
         return {}
@@ -166,7 +181,7 @@ def _built(
     return {
         one: f"its image cannot be built: {failed[name]}; the output is in {burst.tasks[name].log}"
         for one in contexts
-        if one is not None and (name := _archive(one)) in failed
+        if (name := _archive(one)) in failed
     }
 
 

@@ -421,7 +421,7 @@ class LeaseRun:
         if self._pinned is not None and handler.eval_from_snapshot(self._lease.task):
             # in a snapshot, a file that somebody has deleted from the image looks as if the agent had deleted it
             await self._node.images.check_files(self._pinned)
-        budget = self._budget(Stage.INIT)
+        budget = self._budget(Stage.INIT) + handler.collect_seconds(self._lease.task)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             await snapshots.run_ended(len(run.turns))
             return await handler.collect(self._lease.task, sandbox)

@@ -161,6 +161,8 @@ class Handler(Protocol):
       gets the models by role: `environment(self, task, sandbox, models: RoleModels)`.
     - `eval_from_snapshot(self, task: Task) -> bool`. True: the fresh sandbox of `evaluate` has all files that the agent's
       sandbox had changed at the end of RUN, and none of its processes.
+    - `collect_seconds(self, task: Task) -> float`. Time that `collect` may take beyond INIT's budget, for a verifier that runs
+      in the agent's sandbox.
     - `restore_rules(self, task: Task) -> RestoreRules | None`, with `eval_from_snapshot`. Names changes that are left out.
     - `async solve(self, task: Task, sandbox: Sandbox) -> str | None`. Applies the task's reference solution to RUN's sandbox,
       after `init` and in place of an agent, so that a check of the task can score it. A kind whose agents answer in words

@@ -150,6 +150,7 @@ class GuardedHandler(_Guarded):
         )
         self._from_snapshot = getattr(handler, "eval_from_snapshot", None)
         self._rules = getattr(handler, "restore_rules", None)
+        self._collect_seconds = getattr(handler, "collect_seconds", None)
         self._probe = getattr(handler, "probe", None)
         self._solve = getattr(handler, "solve", None)
         self.eval_needs_sandbox = handler.eval_needs_sandbox
@@ -190,6 +191,15 @@ class GuardedHandler(_Guarded):
                 "restore_rules", rules, rules is None or isinstance(rules, RestoreRules), "None, or RestoreRules"
             )
         return rules if isinstance(rules, RestoreRules) else None
+
+    def collect_seconds(self, task: Task) -> float:
+        """Return the time that `collect` needs beyond the one that it has."""
+        if self._collect_seconds is None:
+            return 0.0
+        with self._guard("collect_seconds"):
+            seconds = self._collect_seconds(task)
+            self._check("collect_seconds", seconds, _number(seconds), "a finite number")
+        return float(seconds)
 
     def tools(self, task: Task) -> list[OfferedTool]:
         """Return the tools. A built-in tool that is a function is returned as that function."""

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from rollyard.cli.main import cli
 from rollyard.kinds.harbor_task import HarborTask
 from rollyard.kinds.task import Task
-from tests.support.harbor_folders import HarborFolder, one_step
+from tests.support.harbor_folders import HarborFolder, one_step, two_steps
 
 DOCKERFILE = "FROM scratch\nENV KEY=value\n"
 
@@ -81,6 +81,24 @@ def test_the_list(folders: Path) -> None:
     assert lines["built/one"] == ["one", "Dockerfile", "fresh"]
     assert lines["named"] == ["org/named", "docker://small:1", "fresh"]
     assert "gpus" in " ".join(lines["gpu"])
+
+
+def test_places_of_verifiers(folders: Path, tmp_path: Path) -> None:
+    own = {**one_step().files, "tests/Dockerfile": DOCKERFILE}
+    HarborFolder('[environment]\ndocker_image = "a"\n[verifier]\nenvironment_mode = "separate"\n', own).write(
+        folders / "own"
+    )
+    two_steps().write(folders / "steps")
+    done = invoke("import", "harbor", folders / "own", folders / "steps", "--images", tmp_path / "images")
+    task = Task.model_validate_json(done.stdout)
+    assert task.evaluator_image == f"oci-archive:{next((tmp_path / 'images').glob('*.tar'))}"
+    assert task.fields_as(HarborTask).is_bundled
+    assert [name for name in task.fields_as(HarborTask).files if name.startswith("tests/")] == []
+    assert f"{folders}/steps: refused: " in done.stderr
+    shared = invoke("import", "harbor", folders / "steps", "--verifier", "shared")
+    assert Task.model_validate_json(shared.stdout).fields["verifier"] == "shared"
+    said = invoke("list", folders / "own", folders / "steps").stdout.splitlines()[1:]
+    assert [line.split()[-1] for line in said] == ["separate", "shared"]
 
 
 def test_what_is_missing_is_said(folders: Path, tmp_path: Path) -> None:

@@ -1,149 +1,222 @@
 """Handler of the task kind `harbor`.
 
-The verifier runs in a fresh sandbox of the image with the files that the agent has changed, and that count. So no process of
-the agent is there, and nothing that it wrote about its reward.
+A verifier runs in one of three places. By default it is a fresh sandbox of the image with the files that the agent has
+changed, and that count: no process of the agent is there, and nothing that it wrote about its reward. A separate verifier has
+an image of its own and gets the artifacts. A shared one runs in the agent's sandbox, and EVAL only reads its results.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import time
+from weakref import WeakKeyDictionary
 
 from rollyard.core.errors import StageTimeout, TaskError
-from rollyard.kinds.harbor_task import INSTRUCTION, LOOSE, SOLVE, HarborTask
+from rollyard.kinds.harbor_config import HarborStep
+from rollyard.kinds.harbor_task import LOOSE, HarborTask
 from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.snapshot import RestoreRules
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
+from rollyard.tasks.harbor.artifacts import REFUSED, put_artifacts, run_hooks, take_artifacts
 from rollyard.tasks.harbor.counted_changes import RULES
-from rollyard.tasks.harbor.reward_files import reward_of
+from rollyard.tasks.harbor.healthcheck import wait_until_healthy
+from rollyard.tasks.harbor.reward_files import Rewards, reward_of
+from rollyard.tasks.harbor.shared_verifier import SharedSteps, StepsEnvironment
+from rollyard.tasks.harbor.step_rewards import from_text, of_steps, to_text
 from rollyard.tasks.harbor.verifier_run import AGENT_LOGS, Verified, make_folders, put_folder, run_verifier, shell
+from rollyard.tasks.own_tools import McpServer, OfferedTool
 from rollyard.trajectory import Artifact
 
-_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+STEPS = "steps"
+"""Part of the artifact of a shared verifier: the results of the steps."""
+SOLVE_ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 MOST_SECONDS = 86_400.0
 """Time of a solution whose task names none; RUN has a limit too."""
-SOLVE_ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 class HarborHandler:
     eval_needs_sandbox = True
 
     def __init__(self) -> None:
+        self._steps: WeakKeyDictionary[Sandbox, SharedSteps] = WeakKeyDictionary()
         self._sound: dict[str, bool] = {}
         """Image and task -> whether the verifier gives a reward to the task's own solution."""
         self._checking: dict[str, asyncio.Lock] = {}
 
-    def tools(self, task: Task) -> list[str]:
-        _read(task)
-        return ["bash", "editor"]
+    def tools(self, task: Task) -> list[OfferedTool]:
+        servers = _read(task).config.environment.mcp_servers
+        return ["bash", "editor", *(McpServer([server.command or "", *server.args]) for server in servers)]
 
     def prompt(self, task: Task) -> list[Message]:
         harbor = _read(task)
         system = system_prompts.HARBOR if harbor.system is None else harbor.system
-        instruction = without_canary(harbor.content(INSTRUCTION).decode(errors="replace"))
-        return [{"role": "system", "content": system}, {"role": "user", "content": instruction}]
+        if harbor.config.environment.skills_dir is not None:
+            system += " " + system_prompts.SKILLS.format(folder=harbor.config.environment.skills_dir)
+        opening = [{"role": "system", "content": system}]
+        if harbor.config.steps:  # their environment opens with the first instruction
+            return opening
+        return [*opening, {"role": "user", "content": harbor.instruction()}]
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
-        await make_folders(sandbox)
-        await put_folder(sandbox, _read(task), LOOSE, sandbox.workdir)
+        harbor = _read(task)
+        await _prepare(harbor, sandbox)
+        if harbor.is_shared:
+            self._steps[sandbox] = SharedSteps(harbor, sandbox)
+            await self._steps[sandbox].begin()
+
+    async def environment(self, task: Task, sandbox: Sandbox) -> StepsEnvironment | None:
+        harbor = _read(task)
+        return StepsEnvironment(harbor, self._steps[sandbox]) if harbor.config.steps else None
 
     async def solve(self, task: Task, sandbox: Sandbox) -> None:
         harbor = _read(task)
-        if SOLVE not in harbor.files:
-            raise TaskError(f"the task has no reference solution: its folder has no {SOLVE}")
-        await _solve(harbor, sandbox, harbor.config.agent.timeout_sec or MOST_SECONDS)
+        if any(harbor.solution(step) is None for step in harbor.steps):
+            raise TaskError("the task has no reference solution: its folder has no solution/solve.sh")
+        await _solve(harbor, sandbox, self._steps.get(sandbox))
 
     def eval_from_snapshot(self, task: Task) -> bool:
-        return True
+        harbor = _read(task)
+        return not harbor.is_shared and not harbor.is_separate
 
     def restore_rules(self, task: Task) -> RestoreRules:
         return RULES
 
+    def collect_seconds(self, task: Task) -> float:
+        harbor = _read(task)
+        hooks = sum(hook.timeout_sec for hook in harbor.config.verifier.collect)
+        if not harbor.is_shared:
+            return hooks
+        verifiers = [step.verifier for step in harbor.config.steps] or [harbor.config.verifier]
+        return hooks * len(verifiers) + sum(verifier.timeout_sec for verifier in verifiers)
+
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        harbor = _read(task)
+        if harbor.is_shared:
+            steps = self._steps[sandbox]
+            await steps.finish()
+            return {STEPS: to_text(steps.results)}
+        if harbor.is_separate:
+            await run_hooks(sandbox, harbor.config.verifier.collect)
+            return await take_artifacts(sandbox, harbor.config.artifacts)
         return {}
 
     async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
         harbor, start = _read(task), time.monotonic()
         assert evaluation.sandbox is not None
-        wanted = harbor.config.verifier.timeout_sec
-        found = await run_verifier(evaluation.sandbox, harbor, min(wanted, evaluation.seconds))
-        if found.rewards is not None:
-            return _score(harbor, found)
-        if found.timed_out and evaluation.seconds < wanted:
-            raise StageTimeout(
-                f"the verifier may take {wanted:g} s, and EVAL has {evaluation.seconds:g} s for it: raise the pool's "
-                "`stages.eval.timeoutSeconds`"
-            )
+        if REFUSED in evaluation.artifact:
+            return Score(0.0, {"refused": 1.0}, [str(evaluation.artifact[REFUSED])])
+        if harbor.is_shared:
+            results = from_text(str(evaluation.artifact[STEPS]))
+            missing = next((result for result in results if result.rewards is None), None)
+            found = Verified(of_steps(results, harbor.config.multi_step_reward_strategy))
+            if missing is None:
+                return _score(harbor, found.rewards, found)
+            found = Verified(found.rewards, f"{missing.name}: {missing.why}" if missing.name else missing.why)
+        else:
+            found = await _verified(harbor, evaluation.sandbox, evaluation.artifact, evaluation.seconds)
+            if found.rewards is not None:
+                return _score(harbor, found.rewards, found)
         left = evaluation.seconds - (time.monotonic() - start)
         if not await self._is_sound(harbor, evaluation, left):
             raise TaskError(f"{found.why}, and with the task's own solution it gives no reward either{_printed(found)}")
-        notes = [f"{found.why}, and with the task's own solution it gives a reward", found.output]
-        return Score(0.0, {"verifier_failed": 1.0, "timed_out": float(found.timed_out)}, notes)
+        score = _score(harbor, found.rewards or {harbor.reward_key: 0.0}, found)
+        notes = [f"{found.why}, and with the task's own solution it gives a reward", *score.notes]
+        return Score(score.reward, {"verifier_failed": 1.0, "timed_out": float(found.timed_out)}, notes, score.parts)
 
     async def _is_sound(self, harbor: HarborTask, evaluation: Evaluation, seconds: float) -> bool:
         """Return whether the verifier gives a reward to the reference solution, or to nothing if the task has none, without
         files of the agent. It is found out once for an image and a task. Raises StageTimeout."""
         assert evaluation.sandbox is not None
-        assert evaluation.another is not None
         text = f"{evaluation.sandbox.image.fingerprint}\n{harbor.model_dump_json()}"
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         async with self._checking.setdefault(key, asyncio.Lock()):
             if key not in self._sound:
-                if seconds <= 0:
+                try:
+                    async with asyncio.timeout(max(seconds, 0.0)):
+                        self._sound[key] = await _gives_a_reward(harbor, evaluation, seconds)
+                except TimeoutError:
                     raise StageTimeout(
-                        "EVAL has no time left to find out whether the verifier works with the task's own solution: raise "
+                        "EVAL has too little time to find out whether the verifier works with the task's own solution: raise "
                         "the pool's `stages.eval.timeoutSeconds`"
-                    )
-                self._sound[key] = await self._gives_a_reward(harbor, evaluation, seconds)
+                    ) from None
             return self._sound[key]
 
-    async def _gives_a_reward(self, harbor: HarborTask, evaluation: Evaluation, seconds: float) -> bool:
-        assert evaluation.another is not None
-        end, wanted = time.monotonic() + seconds, harbor.config.verifier.timeout_sec
-        async with evaluation.another(files=False) as sandbox:
-            await make_folders(sandbox)
+
+async def _verified(harbor: HarborTask, sandbox: Sandbox, artifact: Artifact, seconds: float) -> Verified:
+    """Run the verifier in a sandbox of EVAL. Raises StageTimeout if EVAL has less time than the task gives to it."""
+    if harbor.is_separate:
+        if not harbor.is_bundled:
             await put_folder(sandbox, harbor, LOOSE, sandbox.workdir)
-            if SOLVE in harbor.files:
-                await _solve(harbor, sandbox, seconds)
-            left = end - time.monotonic()
-            found = await run_verifier(sandbox, harbor, min(wanted, max(left, 0.0)))
-        if found.timed_out and left < wanted:
-            raise StageTimeout(
-                "EVAL has too little time to find out whether the verifier works with the task's own solution: raise the "
-                "pool's `stages.eval.timeoutSeconds`"
-            )
-        return found.rewards is not None
+        await put_artifacts(sandbox, artifact, harbor.config.artifacts)
+    else:
+        await run_hooks(sandbox, harbor.config.verifier.collect)
+    wanted = harbor.config.verifier.timeout_sec
+    found = await run_verifier(sandbox, harbor, min(wanted, seconds))
+    if found.timed_out and seconds < wanted:
+        raise StageTimeout(
+            f"the verifier may take {wanted:g} s, and EVAL has {seconds:g} s for it: raise the pool's "
+            "`stages.eval.timeoutSeconds`"
+        )
+    return found
 
 
-async def _solve(harbor: HarborTask, sandbox: Sandbox, seconds: float) -> None:
-    await put_folder(sandbox, harbor, "solution/", "/solution")
+async def _gives_a_reward(harbor: HarborTask, evaluation: Evaluation, seconds: float) -> bool:
+    """Return whether the verifier gives a reward without the agent. A separate one gets no artifact, because its sandbox is no
+    place for the solution."""
+    assert evaluation.another is not None
+    async with evaluation.another(files=False) as sandbox:
+        if harbor.is_separate:
+            return (await _verified(harbor, sandbox, {}, MOST_SECONDS)).rewards is not None
+        await _prepare(harbor, sandbox)
+        steps = SharedSteps(harbor, sandbox)
+        await steps.begin()
+        if all(harbor.solution(step) is not None for step in harbor.steps):
+            await _solve(harbor, sandbox, steps)
+        await steps.finish()
+        return all(result.rewards is not None for result in steps.results)
+
+
+async def _prepare(harbor: HarborTask, sandbox: Sandbox) -> None:
+    await make_folders(sandbox)
+    await put_folder(sandbox, harbor, LOOSE, sandbox.workdir)
+    await wait_until_healthy(sandbox, harbor.config.environment.healthcheck)
+
+
+async def _solve(harbor: HarborTask, sandbox: Sandbox, steps: SharedSteps | None) -> None:
+    """Apply the reference solution, of each step before the verifier of the step. The last one is left to verify."""
+    await _apply_solution(harbor, sandbox, None if steps is None else steps.step)
+    while steps is not None and not steps.is_last:
+        await steps.verify()
+        if not steps.over:
+            await steps.begin()
+        if steps.over:
+            return
+        await _apply_solution(harbor, sandbox, steps.step)
+
+
+async def _apply_solution(harbor: HarborTask, sandbox: Sandbox, step: HarborStep | None) -> None:
+    folder = harbor.solution(step)
+    assert folder is not None
+    await put_folder(sandbox, harbor, folder, "/solution")
+    agent = harbor.config.agent if step is None or step.agent.timeout_sec is None else step.agent
     env = SOLVE_ENV | harbor.env(harbor.config.solution.env)
-    await shell(sandbox, f"(/solution/solve.sh) > {AGENT_LOGS}/oracle.txt 2>&1", seconds, env)
+    command = f"(/solution/solve.sh) > {AGENT_LOGS}/oracle.txt 2>&1"
+    await shell(sandbox, command, agent.timeout_sec or MOST_SECONDS, env)
 
 
 def _read(task: Task) -> HarborTask:
     return task.fields_as(HarborTask)
 
 
-def _score(harbor: HarborTask, found: Verified) -> Score:
-    assert found.rewards is not None
-    reward = reward_of(found.rewards, harbor.reward_key)
-    said = ", ".join(f"{name} {value:g}" for name, value in found.rewards.items())
-    return Score(
-        reward, notes=[f"the verifier gives {said}", *([found.output] if found.output else [])], parts=found.rewards
-    )
+def _score(harbor: HarborTask, rewards: Rewards | None, found: Verified) -> Score:
+    rewards = rewards or {}
+    reward = reward_of(rewards, harbor.reward_key)
+    said = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
+    return Score(reward, notes=[f"the verifier gives {said}", *([found.output] if found.output else [])], parts=rewards)
 
 
 def _printed(found: Verified) -> str:
     return f"; it printed at its end: {found.output}" if found.output else ""
-
-
-def without_canary(text: str) -> str:
-    """Return an instruction without the lines at its beginning that mark it for filters of training data."""
-    lines = text.split("\n")
-    count = next((i for i, line in enumerate(lines) if not _CANARY.fullmatch(line.strip())), len(lines))
-    return "\n".join(lines[next((i for i in range(count, len(lines)) if lines[i].strip()), len(lines)) :])

@@ -15,12 +15,11 @@ from pydantic import ValidationError
 
 from rollyard.core.errors import TaskError
 from rollyard.kinds.harbor_config import HarborConfig
-from rollyard.kinds.harbor_task import INSTRUCTION, LOOSE
+from rollyard.kinds.harbor_task import DOCKERFILE, INSTRUCTION, LOOSE
 
-CONFIG, DOCKERFILE, COMPOSE = "task.toml", "Dockerfile", "docker-compose.yaml"
-_PACKED = ("tests", "solution", "steps")
-_NAMED = (INSTRUCTION, "trajectory.json", ".harborignore", f"{LOOSE}{COMPOSE}")
-"""Files that are packed if they are there. The last three are refused by the task's model, which says why."""
+CONFIG, COMPOSE = "task.toml", "docker-compose.yaml"
+_NAMED = (INSTRUCTION, "trajectory.json", ".harborignore", f"{LOOSE}{COMPOSE}", f"tests/{COMPOSE}")
+"""Files that are packed if they are there. All but the first are refused by the task's model, which says why."""
 _METADATA_CHARS = 200
 
 
@@ -32,32 +31,47 @@ class TaskFolder:
     metadata: Mapping[str, Any]
 
     @property
-    def context(self) -> Path | None:
-        """Folder from whose Dockerfile the image is built; None: the image has a name."""
-        built = self.config.environment.docker_image is None and (self.path / LOOSE / DOCKERFILE).is_file()
-        return self.path / LOOSE if built else None
+    def image(self) -> str | Path | None:
+        """Name of the image, or the folder with the Dockerfile from which it is built; None: there is none."""
+        return self._image(self.config.environment.docker_image, self.path / LOOSE)
 
     @property
-    def image(self) -> str | None:
-        """Name of the image; None: it is built."""
-        named = self.config.environment.docker_image
-        return None if named is None else image_name(named, self.path)
+    def verifier_image(self) -> str | Path | None:
+        """The same of a verifier with an image of its own, which has the tests."""
+        verifier = self.config.verifier
+        if verifier.mode != "separate" or self.config.steps:
+            return None
+        named = verifier.environment.docker_image if verifier.environment is not None else None
+        return self._image(named, self.path / "tests")
 
-    def task(self, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    @property
+    def contexts(self) -> list[Path]:
+        """Folders from whose Dockerfiles images are built."""
+        return [image for image in (self.image, self.verifier_image) if isinstance(image, Path)]
+
+    def _image(self, named: str | None, context: Path) -> str | Path | None:
+        if named is not None:
+            return image_name(named, self.path)
+        return context if (context / DOCKERFILE).is_file() else None
+
+    def task(self, image: str, variables: Mapping[str, str], verifier_image: str | None = None) -> dict[str, Any]:
         """Return the task as JSON. Raises TaskError for a file that cannot be packed."""
         fields: dict[str, Any] = {
             "kind": "harbor", "image": image, "metadata": {"harbor": self.name, **self.metadata},
-            "config": self.config.model_dump(mode="json", exclude_defaults=True), "files": dict(self._packed()),
+            "config": self.config.model_dump(mode="json", exclude_defaults=True),
+            "files": dict(self._packed(tests=verifier_image is None)),
         }  # fmt: skip
+        if verifier_image is not None:
+            fields["evaluator"] = {"image": verifier_image}
         used = {name: value for name, value in variables.items() if f"${{{name}" in str(fields["config"])}
         return fields | ({"variables": used} if used else {})
 
-    def _packed(self) -> Iterator[tuple[str, Any]]:
+    def _packed(self, *, tests: bool) -> Iterator[tuple[str, Any]]:
         for name in _NAMED:
             if (self.path / name).is_file():
                 yield name, _packed_file(self.path / name)
         loose = not (self.path / LOOSE / DOCKERFILE).exists()
-        for folder in (*_PACKED, *([LOOSE.rstrip("/")] if loose else [])):
+        for folder in ("solution", "steps", *(["tests"] if tests else []), *([LOOSE.rstrip("/")] if loose else [])):
             for name in files_below(self.path, folder):
                 yield name, _packed_file(self.path / name)
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollyard.core.errors import TaskError
-from rollyard.kinds.harbor_task import SOLVE, TEST, HarborTask
+from rollyard.kinds.harbor_config import HarborStep
+from rollyard.kinds.harbor_task import HarborTask
 from rollyard.sandbox.program import ProgramRefused
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.harbor.reward_files import REWARD_JSON, REWARD_TEXT, Rewards, UnreadableReward, read_rewards
 
 AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = "/logs/agent", "/logs/verifier", "/logs/artifacts"
-OUTPUT = f"{VERIFIER_LOGS}/test-stdout.txt"
+TESTS, SCRIPT, OUTPUT = "/tests", "/tests/test.sh", f"{VERIFIER_LOGS}/test-stdout.txt"
 MOST_REWARD_BYTES, MOST_OUTPUT_BYTES, SHOWN_CHARS = 1 << 20, 16 << 20, 600
 _SHELL = 'if command -v bash > /dev/null; then exec bash -c "$0"; else exec sh -c "$0"; fi'
 SHORT_SECONDS = 60.0
@@ -56,18 +57,24 @@ async def put_folder(sandbox: Sandbox, task: HarborTask, folder: str, place: str
     for name, content, executable in task.below(folder):
         path = f"{place.rstrip('/')}/{name}"
         try:
-            await sandbox.write_file(path, content, 0o755 if executable or folder + name in (TEST, SOLVE) else 0o644)
+            await sandbox.write_file(path, content, 0o755 if executable or name == "solve.sh" else 0o644)
         except OSError as error:
             raise TaskError(f"the task's file {folder}{name} cannot be written to {path}: {error}") from error
 
 
-async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float) -> Verified:
+async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float, step: HarborStep | None = None) -> Verified:
     """Put the tests in place, run them for at most so many seconds, and read the reward. Raises TaskError."""
+    if step is not None:
+        await empty_folders(sandbox, VERIFIER_LOGS, TESTS)
     await shell(sandbox, f"rm -rf {REWARD_JSON} {REWARD_TEXT}", SHORT_SECONDS)
     await make_folders(sandbox)
-    await put_folder(sandbox, task, "tests/", "/tests")
-    command = f"(/tests/test.sh) > {shlex.quote(OUTPUT)} 2>&1"
-    code = await shell(sandbox, command, seconds, task.env(task.config.verifier.env))
+    if not task.is_bundled:
+        await put_folder(sandbox, task, "tests/", TESTS)
+    if step is not None:
+        await put_folder(sandbox, task, f"steps/{step.name}/tests/", TESTS)
+    command = f"(chmod +x {SCRIPT}; {SCRIPT}) > {shlex.quote(OUTPUT)} 2>&1"
+    env = task.config.verifier.env | (step.verifier.env if step is not None else {})
+    code = await shell(sandbox, command, seconds, task.env(env))
     output = await _end_of_output(sandbox)
     if code is None:
         return Verified(None, f"the verifier took more than {seconds:g} s", True, output)
@@ -76,6 +83,12 @@ async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float) -> Ve
         return Verified(read_rewards(*found), output=output)
     except UnreadableReward as error:
         return Verified(None, str(error), output=output)
+
+
+async def empty_folders(sandbox: Sandbox, *folders: str) -> None:
+    """Empty folders, and make those that are missing, also where something else is in their place."""
+    for folder in folders:
+        await shell(sandbox, f"rm -rf {folder}; mkdir -p {folder} && chmod 777 {folder}", SHORT_SECONDS)
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes | None:

@@ -8,7 +8,7 @@ from rollyard.client import AsyncClient
 from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import RolloutRequest, Status
 from tests.e2e.one_yard.test_swe import CALL
-from tests.support.harbor_folders import FORGED, GRADE, TEST, WRITE
+from tests.support.harbor_folders import FORGED, GRADE, TEST, WRITE, two_steps
 from tests.support.yard import Yard
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(40)]
@@ -27,11 +27,20 @@ async def test_the_verifier_scores_what_the_agent_left(served: tuple[Yard, Async
         "loop": {"max_turns": 2},
     }
     asked = [{"id": f"harbor-{name}", "pool": "demo", "task": TASK, "agent": agent} for name, agent in agents.items()]
-    asked.append({"id": "harbor-solve", "pool": "demo", "task": TASK, "mode": "check", "agent": {"type": "solve"}})
+    steps = {**TASK, "files": {**two_steps().files}, "verifier": "shared"}
+    steps["config"] = {"environment": {"workdir": "/work"}, "steps": [{"name": "one"}, {"name": "two"}]}
+    for name, task in {"solve": TASK, "steps-solve": steps}.items():
+        asked.append(
+            {"id": f"harbor-{name}", "pool": "demo", "task": task, "mode": "check", "agent": {"type": "solve"}}
+        )
+    asked.append({"id": "harbor-steps", "pool": "demo", "task": steps, "agent": {"max_turns": 3}})
     ended = await yard.gather(client, await client.submit([RolloutRequest.model_validate(one) for one in asked]))
     assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}, [t.error for t in ended]
     rewards = {t.id: t.reward for t in ended}
-    assert rewards == {"harbor-right": 1.0, "harbor-forged": 0.0, "harbor-loop": 0.0, "harbor-solve": 1.0}
+    assert rewards == {
+        "harbor-right": 1.0, "harbor-forged": 0.0, "harbor-loop": 0.0, "harbor-solve": 1.0, "harbor-steps-solve": 1.0,
+        "harbor-steps": 0.25,
+    }  # fmt: skip
 
 
 async def test_a_task_that_needs_more_than_the_pool_has_is_refused(served: tuple[Yard, AsyncClient]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,17 +28,20 @@ from rollyard.tasks.base import Evaluation, Score
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tasks.harbor.handler import HarborHandler
 from rollyard.tasks.harbor.task_folder import read_folder
-from rollyard.trajectory import Artifact
-from tests.support.harbor_folders import HarborFolder
-from tests.support.small_roots import python_root
+from rollyard.trajectory import Artifact, Turn
+from tests.support.harbor_folders import BUNDLED, HarborFolder, one_step
+from tests.support.small_roots import busybox_root, python_root
 
-POOL = SandboxTemplate(cpus=1, memory="1G", disk="64M")
+SAID = Turn(segment=0, prompt_length=0, response_length=0, text="It is done.", finish_reason="stop")
+POOL = SandboxTemplate(cpus=1, memory="1G", disk="64M", allowed_hosts=["*.example.org"])
 
 
 class HarborSite:
     """A handler, and sandboxes of one image."""
 
-    def __init__(self, factory: SandboxFactory, root: Path) -> None:
+    def __init__(self, factory: SandboxFactory, root: Path, verifier_root: Path) -> None:
+        """`verifier_root`: image of verifiers that have one of their own."""
+        self.verifier_root = verifier_root
         self.handler = GuardedHandler("harbor", HarborHandler())
         self._factory = factory
         self._root = root
@@ -46,7 +49,11 @@ class HarborSite:
     def task(self, folder: HarborFolder, **fields: Any) -> Task:
         """Return the task of a folder, as the import makes it."""
         with tempfile.TemporaryDirectory(prefix="rollyard-test-") as place:
-            made = read_folder(folder.write(Path(place))).task(str(self._root), fields.pop("variables", {}))
+            read = read_folder(folder.write(Path(place)))
+            own = str(self.verifier_root) if read.verifier_image is not None else None
+            made = read.task(str(self._root), fields.pop("variables", {}), own)
+            if read.config.steps:
+                made["verifier"] = "shared"
         return Task.model_validate({**made, **fields})
 
     def specs(self, task: Task) -> SandboxSpecs:
@@ -59,14 +66,22 @@ class HarborSite:
             await self.handler.init(task, sandbox)
             yield sandbox
 
-    async def score(self, folder: HarborFolder, work: str | None, seconds: float = 60, **fields: Any) -> Score:
-        """Score an agent that runs one command; None: the reference solution."""
+    async def score(
+        self, folder: HarborFolder, work: str | Sequence[str] | None, seconds: float = 60, **fields: Any
+    ) -> Score:
+        """Score an agent that runs one command, or one in each step; None: the reference solution."""
         task = self.task(folder, **fields)
         async with self.begun(task) as sandbox:
             if work is None:
                 await self.handler.solve(task, sandbox)
+            elif (environment := await self.handler.environment(task, sandbox)) is not None:
+                for one in [work] if isinstance(work, str) else work:
+                    await sandbox.bash(one, 60)
+                    if (reply := await environment.reply(SAID)) is None or reply.done:
+                        break
             else:
-                await sandbox.bash(work, 60)
+                assert isinstance(work, str)
+                await sandbox.bash(work, min(60, self.specs(task).run_seconds))
             with await sandbox.snapshot() as snapshot:
                 artifact = await self.handler.collect(task, sandbox)
                 await sandbox.close()
@@ -88,17 +103,19 @@ class HarborSite:
 
 
 @pytest.fixture(scope="session")
-def harbor_root() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="rollyard-test-"))
+def harbor_roots() -> Iterator[tuple[Path, Path]]:
+    """The image of agents, and that of verifiers that have one of their own."""
+    folder, account = Path(tempfile.mkdtemp(prefix="rollyard-test-")), sandbox_account()
     folder.chmod(0o755)
-    root, account = python_root(folder / "root"), sandbox_account()
-    subprocess.run(["chown", "-hR", f"{account.uid}:{account.gid}", root], check=True)
-    yield root
+    roots = python_root(folder / "root"), busybox_root(folder / "verifier")
+    one_step(test=BUNDLED).write(roots[1])
+    subprocess.run(["chown", "-hR", f"{account.uid}:{account.gid}", *roots], check=True)
+    yield roots
     remove_folder(folder)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(request: pytest.FixtureRequest, harbor_root: Path) -> AsyncIterator[HarborSite]:
+async def site(request: pytest.FixtureRequest, harbor_roots: tuple[Path, Path]) -> AsyncIterator[HarborSite]:
     """On bubblewrap, or on the runtime that the test names as the fixture's parameter."""
     name = getattr(request, "param", "bubblewrap")
     try:
@@ -106,4 +123,4 @@ async def site(request: pytest.FixtureRequest, harbor_root: Path) -> AsyncIterat
     except SandboxStartFailed as error:
         pytest.skip(f"{name} does not start here: {error}")
     async with SandboxFactory(runtime) as factory:
-        yield HarborSite(factory, harbor_root)
+        yield HarborSite(factory, *harbor_roots)
