@@ -17,17 +17,17 @@ MAX_REFERENCE_CHARS = 4000
 _NUMBER = re.compile(r"[+-]?(?:(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50})(?:[eE][+-]?\d{1,3})?|\d{1,50}/0*[1-9]\d{0,49})")
 _OF_FORM = {
     "options": "choice", "several": "choice", "unit": "number", "relative_tolerance": "number", "absolute_tolerance": "number",
-    "significant_figures": "number",
+    "significant_figures": "number", "rubric": "open", "judgements": "open",
 }  # fmt: skip
 
 
 class StemTask(TaskFields):
-    """Question with one answer: a choice, a number with a unit, or an expression."""
+    """Question with one answer: a choice, a number with a unit, an expression, or words that a judge compares."""
 
     question: str = Field(min_length=1)
-    form: Literal["choice", "number", "expression"]
+    form: Literal["choice", "number", "expression", "open"]
     """Form of the answer. choice: letters of options. number: one number, with a unit or without. expression: compared as
-    mathematics, as by the kind `math`."""
+    mathematics, as by the kind `math`. open: words, which a model with the role `judge` compares with the reference."""
     answer: str = Field(min_length=1, max_length=MAX_REFERENCE_CHARS)
     """Reference answer. choice: letters, such as B, or `B, D`. number: such as 9.81, -3, 6.02e23 or 1/3."""
     system: str | None = None
@@ -49,6 +49,11 @@ class StemTask(TaskFields):
     """number: accepted difference, in `unit`. With several tolerances one is enough."""
     significant_figures: int | None = Field(default=None, ge=1, le=15)
     """number: accepted is what differs by half a unit of this figure of the reference."""
+
+    rubric: str | None = Field(default=None, min_length=1, max_length=MAX_REFERENCE_CHARS)
+    """open: what a right answer must have, for the judge."""
+    judgements: Literal[1, 3, 5, 7, 9] = 1
+    """open: number of judgements. The majority decides."""
 
     @field_validator("unit")
     @classmethod

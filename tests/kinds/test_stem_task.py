@@ -24,7 +24,7 @@ def checked(fields: dict[str, Any]) -> StemTask:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"form": "words", "answer": "x"}, "task.form: Input should be 'choice', 'number' or 'expression'"),
+        ({"form": "words", "answer": "x"}, "task.form: Input should be 'choice', 'number', 'expression' or 'open'"),
         ({**CHOICE, "answer": "D"}, "names options by their letters, A to C"),
         ({**CHOICE, "answer": "two"}, "names options by their letters, A to C"),
         ({**CHOICE, "answer": "A, B"}, "set `several: true`"),
@@ -38,6 +38,7 @@ def checked(fields: dict[str, Any]) -> StemTask:
         ({**NUMBER, "unit": "furlongs per fortnight"}, "a unit of known symbols or names"),
         ({**NUMBER, "answer": "0", "significant_figures": 2}, "set `absolute_tolerance`"),
         ({**NUMBER, "relative_tolerance": 5}, "task.relative_tolerance: Input should be less than 1"),
+        ({"form": "open", "answer": "x", "judgements": 2}, "Input should be 1, 3, 5, 7 or 9"),
         ({**NUMBER, "tolerance": 0.1}, "task.tolerance: Extra inputs are not permitted"),
     ],
 )
@@ -54,3 +55,4 @@ def test_right_tasks_of_each_form() -> None:
     assert not StemTask.offers_tools({})
     assert StemTask.offers_tools({"tools": ["ipython"]})
     checked({"form": "expression", "answer": r"\frac{1}{2}mv^2"})
+    checked({"form": "open", "answer": "tidal locking", "rubric": "It names the Moon.", "judgements": 3})

@@ -12,6 +12,7 @@ from rollyard.tasks.scoring.checked_score import checked_score
 from rollyard.tasks.scoring.checker_pool import CheckerPool
 from rollyard.tasks.scoring.final_answer import final_answer
 from rollyard.tasks.stem import prompts
+from rollyard.tasks.stem.judge import judged
 from rollyard.trajectory import Artifact
 
 _HARMLESS = StemTask(question="?", form="number", answer="1").model_dump_json().encode()
@@ -47,10 +48,13 @@ class StemHandler:
 
     async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
         fields = task.fields_as(StemTask)
-        answer = final_answer(evaluation.turns[-1].text) if evaluation.turns else None
+        text = evaluation.turns[-1].text if evaluation.turns else ""
+        answer = final_answer(text, lines=fields.form == "open")
         if answer is None:
             note = "no answer found: the last turn has neither a whole \\boxed{...} nor `Answer: ...`"
             return Score(0.0, {"answered": 0.0}, [note])
+        if fields.form == "open":
+            return await judged(fields, answer, evaluation.models.judge)
         if fields.form == "expression":
             return await checked_score(self._algebra, fields.answer, answer)
         return await checked_score(self._checkers, fields.model_dump_json(exclude_unset=True), answer)

@@ -7,6 +7,7 @@ from rollyard.kinds.stem_task import LETTERS, StemTask
 _ONE = "Answer with the letter of the right option in \\boxed{}."
 _SEVERAL = "More than one option may be right. Answer with all their letters in \\boxed{}, such as \\boxed{A, C}."
 _EXPRESSION = "Answer with the final expression in \\boxed{}."
+_OPEN = "End your reply with a line that begins with `Answer:` and has the answer alone, without its derivation."
 
 
 def question(task: StemTask) -> str:
@@ -22,10 +23,12 @@ def _form(task: StemTask) -> str:
         return f"Answer with one number{unit}{figures}, in \\boxed{{}}."
     if task.form == "choice":
         return _SEVERAL if task.several else _ONE
-    return _EXPRESSION
+    return _EXPRESSION if task.form == "expression" else _OPEN
 
 
 def reference_answer(task: StemTask) -> str:
     """Return the right answer in the form that the question asks for."""
+    if task.form == "open":
+        return f"Answer: {task.answer}"
     answer = ", ".join(task.letters) if task.form == "choice" else task.answer
     return f"\\boxed{{{answer}{f' {task.unit}' if task.unit else ''}}}"

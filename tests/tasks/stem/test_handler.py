@@ -19,6 +19,7 @@ CHOICE = {"form": "choice", "options": ["mitosis", "meiosis"], "answer": "B"}
 SEVERAL = {"form": "choice", "options": ["1 m", "1 s", "100 cm", "2 m"], "answer": "A, C", "several": True}
 NUMBER = {"form": "number", "answer": "9.81", "unit": "m/s^2", "significant_figures": 3}
 EXPRESSION = {"form": "expression", "answer": r"\frac{1}{2}mv^2"}
+OPEN = {"form": "open", "answer": "tidal locking"}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -45,6 +46,7 @@ async def score(handler: StemHandler, fields: dict[str, Any], *texts: str) -> Sc
         (NUMBER, "What?\n\nAnswer with one number in m/s^2, to 3 significant figures, in \\boxed{}."),
         ({"form": "number", "answer": "7"}, "What?\n\nAnswer with one number, in \\boxed{}."),
         (EXPRESSION, "Answer with the final expression in \\boxed{}."),
+        (OPEN, "has the answer alone, without its derivation."),
     ],
 )
 async def test_the_question_says_the_form_of_the_answer(handler: StemHandler, fields: dict[str, Any], end: str) -> None:
