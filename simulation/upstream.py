@@ -38,6 +38,8 @@ class Upstream:
 
     It renders and tokenises the whole conversation, and decodes the ids to text.
     """
+    model: str | None = None
+    """Serves `/v1/models` with this name, and requests without a stream with one id, as the server's probes need."""
     url: str = ""
     prompts: list[list[int]] = field(default_factory=list)
     """Prompts in order of arrival."""
@@ -50,11 +52,18 @@ class Upstream:
         app.router.add_post("/v1/completions", self._complete)
         if self.template is not None:
             app.router.add_post("/v1/chat/completions", self._chat)
+        if self.model is not None:
+            app.router.add_get("/v1/models", self._models)
         async with serve_app(app, handler_cancellation=True) as self.url:
             yield self
 
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": self.model}]})
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if self.model is not None and not body.get("stream"):
+            return web.json_response({"choices": [{"text": "a", "token_ids": [1]}]})
         echo = body["prompt"] if body.get("return_token_ids") else None
 
         def chunk(ids: Sequence[int], finish: str | None) -> bytes:

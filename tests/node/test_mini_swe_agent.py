@@ -23,15 +23,9 @@ from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import LOGPROB, Upstream
 from tests.support import make
-from tests.support.mini_swe_agent import PACKAGES, image
+from tests.support.mini_swe_agent import COMMAND, PACKAGES, image
 
 pytestmark = pytest.mark.slow(45)
-
-COMMAND = """
-export MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1
-export LITELLM_LOCAL_MODEL_COST_MAP=True
-python3 -m minisweagent.run.mini -y --exit-immediately -m openai/policy -o /tmp/t.json -t "$(cat $ROLLYARD_PROMPT_FILE)"
-"""
 
 
 def call(command: str) -> str:

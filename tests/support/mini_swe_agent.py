@@ -18,6 +18,25 @@ PACKAGES = "opt/mini-swe-agent"
 PROGRAMS = ("sh", "bash", "env", "ls", "cat", "echo", "mkdir", "rm", "grep", "sed", "head", "tail", "sleep")
 
 
+COMMAND = """
+export MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1
+export LITELLM_LOCAL_MODEL_COST_MAP=True
+python3 -m minisweagent.run.mini -y --exit-immediately -m openai/policy -o /tmp/t.json -t "$(cat $ROLLYARD_PROMPT_FILE)"
+"""
+
+
+def image_over(root: Path) -> Path:
+    """Return an image that has mini-swe-agent beside all that another image has. Raises CalledProcessError as `image`."""
+
+    def fill(folder: Path) -> None:
+        subprocess.run(["cp", "-a", f"{root}/.", folder], check=True)
+        for name in ("opt", "lib", "usr/lib"):
+            if (image() / name).exists():
+                subprocess.run(["cp", "-an", f"{image() / name}/.", folder / name], check=True)
+
+    return build_once(node_cache() / f"mini-swe-agent-{VERSION}-over" / root.parent.name, fill)
+
+
 def image() -> Path:
     """Return the image; building it takes minutes. Raises CalledProcessError when pip cannot download it."""
     return build_once(node_cache() / f"mini-swe-agent-{VERSION}-py{sys.version_info.minor}", _fill)

@@ -20,8 +20,11 @@ _PASSED = {
     "python": re.compile(r"^PASSED (\S+)", re.MULTILINE),
     "javascript": re.compile(r"^ok \d+ (.*)$", re.MULTILINE),
     "go": re.compile(r"^\s*--- PASS: (\S+) ", re.MULTILINE),
+    "rust": re.compile(r"^test (\S+) \.\.\. ok$", re.MULTILINE),
 }
-_FAILED = re.compile(r"^not ok \d+ (.*)$|^\s*--- FAIL: (\S+) |^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(
+    r"^not ok \d+ (.*)$|^\s*--- FAIL: (\S+) |^(?:FAILED|ERROR) (\S+)|^test (\S+) \.\.\. FAILED$", re.MULTILINE
+)
 
 
 def run_by_hand(root: Path, environment: Mapping[str, str], script: str) -> str:

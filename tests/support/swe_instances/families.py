@@ -13,7 +13,12 @@ from typing import Any
 from rollyard.tasks.swe.rows.bash_text import with_input
 
 Fields = dict[str, Any]
-PARSERS = {"python": "parse_log_pytest", "javascript": "parse_log_tap", "go": "parse_log_gotest"}
+PARSERS = {
+    "python": "parse_log_pytest",
+    "javascript": "parse_log_tap",
+    "go": "parse_log_gotest",
+    "rust": "parse_log_cargo",
+}
 """The name that SWE-bench and SWE-rebench have for the parser of a language's tests."""
 
 
@@ -101,12 +106,7 @@ class SweBenchPro(SweBench):
         return f"git checkout -q newer -- {' '.join(made.files)}\n"
 
     def row(self, made: Made, image: str) -> Fields:
-        parser = _PRO_PARSER.replace(
-            "PASSED_LINE",
-            repr(
-                {"python": r"PASSED (.*)", "javascript": r"ok \d+ (.*)", "go": r"\s*--- PASS: (\S+) .*"}[made.language]
-            ),
-        )
+        parser = _PRO_PARSER.replace("PASSED_LINE", repr(_PASSED_LINE[made.language]))
         return {
             "repo": "acme/app", "instance_id": f"instance_{made.name}", "base_commit": made.base, "patch": made.patch,
             "test_patch": made.test_patch, "problem_statement": json.dumps(made.statement), "requirements": "None.",
@@ -117,6 +117,9 @@ class SweBenchPro(SweBench):
         }  # fmt: skip
 
 
+_PASSED_LINE = {
+    "python": r"PASSED (.*)", "javascript": r"ok \d+ (.*)", "go": r"\s*--- PASS: (\S+) .*", "rust": r"test (\S+) \.\.\. ok",
+}  # fmt: skip
 _PRO_PARSER = """\
 import json, re, sys
 found = {}
@@ -124,8 +127,8 @@ for line in open(sys.argv[1], errors="replace"):
     line = line.rstrip("\\n")
     if match := re.fullmatch(PASSED_LINE, line):
         found.setdefault(match[1], "PASSED")
-    elif match := re.fullmatch(r"not ok \\d+ (.*)|\\s*--- FAIL: (\\S+) .*", line):
-        found[match[1] or match[2]] = "FAILED"
+    elif match := re.fullmatch(r"not ok \\d+ (.*)|\\s*--- FAIL: (\\S+) .*|test (\\S+) \\.\\.\\. FAILED", line):
+        found[match[1] or match[2] or match[3]] = "FAILED"
 json.dump({"tests": [{"name": name, "status": status} for name, status in found.items()]}, open(sys.argv[3], "w"))
 """
 

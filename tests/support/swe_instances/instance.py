@@ -54,6 +54,9 @@ class Pair:
                 return f"pytest -rA {names}"
             case "javascript":
                 return f"for file in {names}; do node $file; done"
+            case "rust":
+                chosen = " ".join(f"--test {os.path.basename(file).removesuffix('.rs')}" for file in files)
+                return f"cargo test --offline --no-fail-fast {chosen}"
         return f"go test -v {shlex.join(sorted({'./' + os.path.dirname(file) for file in files}))}"
 
 
@@ -130,7 +133,7 @@ def _script(pair: Pair, made: Made, work: str) -> str:
 
 def _runs(pair: Pair, name: str) -> bool:
     last = name.rpartition("/")[2]
-    ending = {"python": ".py", "javascript": ".js", "go": "_test.go"}[pair.language]
+    ending = {"python": ".py", "javascript": ".js", "go": "_test.go", "rust": ".rs"}[pair.language]
     return last.endswith(ending) and (pair.language != "python" or last.startswith("test_"))
 
 

@@ -15,6 +15,9 @@ click 8.0.0 8.0.1 swe-bench
 click 8.0.1 8.0.2 swe-next
 click 8.0.2 8.0.3 swe-rebench
 click 8.0.3 8.0.4 nv-internal-1
+cachetools 5.2.0 5.3.0 nv-internal-1
+cachetools 4.2.4 5.0.0 swe-rebench
+click 8.1.2 8.1.3 r2e-gym
 """
 _JAVASCRIPT = """
 minimist 1.2.5 1.2.6 swe-bench
@@ -23,6 +26,8 @@ minimist 1.2.7 1.2.8 nv-internal-1
 shell-quote 1.7.2 1.7.3 swe-bench
 shell-quote 1.7.4 1.8.0 swe-rebench
 shell-quote 1.8.0 1.8.1 nv-internal-1
+shell-quote 1.8.1 1.8.2 swe-bench
+shell-quote 1.8.2 1.8.3 swe-rebench
 object-inspect 1.11.1 1.12.0 swe-bench
 object-inspect 1.12.3 1.13.0 nv-internal-1
 """
@@ -36,6 +41,12 @@ gorilla-mux gorilla/mux bullseye bookworm swe-bench
 gorilla-mux gorilla/mux bookworm trixie swe-rebench
 """
 """Names of Debian's packages without their ends, import paths, and the releases of Debian with the two versions."""
+_RUST = """
+strsim bookworm trixie swe-rebench
+itoa bullseye bookworm nv-internal-1
+semver bookworm trixie swe-bench
+"""
+"""Crates, and the releases of Debian with the two versions."""
 
 
 def _pairs() -> Iterator[Pair]:
@@ -43,10 +54,14 @@ def _pairs() -> Iterator[Pair]:
         yield from (Pair(language, registry, *line.split()) for line in lines.strip().splitlines())
     for package, path, *words in (line.split() for line in _GO.strip().splitlines()):
         yield Pair("go", "debian", f"golang-github-{package}-dev:github.com/{path}", *words)
+    for crate, *words in (line.split() for line in _RUST.strip().splitlines()):
+        yield Pair("rust", "debian", f"librust-{crate}-dev", *words)
 
 
 PAIRS = tuple(_pairs())
-SHORT = next(pair for pair in PAIRS if pair.language == "python")
-"""Pair of the short form of the test."""
+SHORT = next(pair for pair in PAIRS if pair.name == "cachetools")
+"""Pair of the short forms of tests: its own tests take a tenth of a second."""
+SPREAD = tuple({(pair.language, pair.family): pair for pair in PAIRS}.values())
+"""One pair of each language and family, for a second runtime."""
 MEASURED = tuple(next(pair for pair in PAIRS if pair.language == one) for one in ("python", "javascript", "go"))
 """Those of bench/tasks.py."""

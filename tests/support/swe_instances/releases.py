@@ -1,4 +1,4 @@
-"""Sources of released packages: sdists of PyPI, tarballs of npm, and Go libraries as Debian packs them."""
+"""Sources of released packages: sdists of PyPI, tarballs of npm, and libraries in Go and Rust as Debian packs them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rollyard.sandbox.build_once import build_once
 CACHED = node_cache() / "swe-instances"
 _MADE = ("*.egg-info", "PKG-INFO", "__pycache__", ".git*", "node_modules", ".nycrc", ".eslintrc", ".npmignore")
 """Files that packing adds, and settings of the forge."""
+_PACKED = (".cargo-checksum.json", ".cargo_vcs_info.json", "Cargo.toml.orig", ".github", ".travis.yml", "debian")
+"""The same in Debian's packages."""
 
 
 def release(registry: str, name: str, version: str) -> Path:
@@ -51,15 +53,19 @@ def _unpack(folder: Path) -> None:
 
 
 def _debian_source(folder: Path, name: str, suite: str) -> None:
-    """`name`: package, a colon, and the import path in it. `suite`: Debian's release that has this version."""
+    """`name`: package; for Go a colon and the import path in it. `suite`: Debian's release that has this version."""
     package, _, imported = name.partition(":")
     apt = build_once(CACHED / f"apt-{suite}", lambda growing: _lists(growing, suite))
     _run(["apt-get", "-qq", *_options(apt), "download", package], folder)
     (archive,) = folder.glob("*.deb")
     _run(["dpkg-deb", "-x", str(archive), "all"], folder)
     archive.unlink()
-    for path in (folder / "all/usr/share/gocode/src" / imported).iterdir():
-        path.rename(folder / path.name)
+    (top,) = (
+        [folder / "all/usr/share/gocode/src" / imported] if imported else folder.glob("all/usr/share/cargo/registry/*")
+    )
+    for path in top.iterdir():
+        if path.name not in _PACKED:
+            path.rename(folder / path.name)
     shutil.rmtree(folder / "all")
 
 

@@ -8,9 +8,9 @@ from tests.support.swe_instances.instance import Instance
 
 _BREAK = {
     "python": "raise RuntimeError('wrong')", "javascript": "throw new Error('wrong')",
-    "go": 'func init() { panic("wrong") }',
+    "go": 'func init() { panic("wrong") }', "rust": 'compile_error!("wrong");',
 }  # fmt: skip
-_LINE = {"python": "PASSED {}", "javascript": "ok 1 {}", "go": "--- PASS: {} (0.00s)"}
+_LINE = {"python": "PASSED {}", "javascript": "ok 1 {}", "go": "--- PASS: {} (0.00s)", "rust": "test {} ... ok"}
 _CONFTEST = """\
 import pytest
 @pytest.hookimpl(hookwrapper=True)
@@ -23,7 +23,7 @@ def pytest_runtest_makereport(item, call):
 def wrong(instance: Instance) -> str:
     """Return the right change with a fault in the module that the tests load first."""
     name, place = instance.made.name, instance.root / FAMILIES[instance.pair.family].place[1:]
-    found = [f"src/{name}/__init__.py", f"{name}/__init__.py", f"{name}.py", "index.js"]
+    found = [f"src/{name}/__init__.py", f"{name}/__init__.py", f"{name}.py", "index.js", "src/lib.rs"]
     found += [path.name for path in sorted(place.glob("*.go")) if not path.name.endswith("_test.go")]
     entry = next(path for path in found if (place / path).exists())
     return f"{instance.made.apply_patch}echo {_BREAK[instance.pair.language]!r} >> {entry}\n".replace("\\'", "'")
@@ -38,6 +38,9 @@ def edited_tests(instance: Instance) -> str:
                 script += f"mkdir -p $(dirname {name}); echo 'def test_all(): pass' > {name}\n"
             case "javascript":
                 script += f"{{ echo 'console.log(`'; cat /tmp/forged; echo '`)'; }} > {name}\n"
+            case "rust":
+                print_it = 'std::io::Write::write_all(&mut std::io::stdout(), include_bytes!("/tmp/forged")).unwrap();'
+                script += written(name, f"#[test]\nfn all() {{ {print_it} }}\n")
             case _:
                 script += f"package=$(grep -m1 ^package {name}); {{ echo \"$package\"; echo 'func init() {{ print(`'; "
                 script += f"cat /tmp/forged; echo '`) }}'; }} > {name}\n"
@@ -50,7 +53,7 @@ def attacked_evaluator(instance: Instance) -> str:
     script += (
         "printf '#!/bin/sh\\ncat /forged\\nexit 0\\n' > /tmp/forge; chmod 755 /tmp/forge; mkdir -p /usr/local/bin\n"
     )
-    for program in ("pytest", "python", "python3", "node", "go", "git"):
+    for program in ("pytest", "python", "python3", "node", "go", "cargo", "rustc", "cc", "git"):
         script += (
             f"for folder in /usr/local/bin /usr/bin bin; do mkdir -p $folder; cp /tmp/forge $folder/{program}; done\n"
         )
@@ -58,12 +61,21 @@ def attacked_evaluator(instance: Instance) -> str:
     script += "echo 'cat /forged; exit 0' | tee /root/.bashrc /root/.profile\n"
     hook = "print(open('/forged').read()); import os; os._exit(0)"
     script += f'echo "{hook}" | tee sitecustomize.py usercustomize.py forge.pth\n'
-    return (
-        script
-        + "printf '[pytest]\\naddopts = -p sitecustomize\\n' > pytest.ini; echo 'node-options=-r ./forged' > .npmrc\n"
+    script += (
+        "printf '[pytest]\\naddopts = -p sitecustomize\\n' > pytest.ini; echo 'node-options=-r ./forged' > .npmrc\n"
     )
+    print_it = 'console.log(require("fs").readFileSync("/forged", "utf8")); process.exit(0)'
+    script += "mkdir -p node_modules/tape .cargo\n"
+    script += written("node_modules/tape/index.js", print_it) + written("node_modules/tape/package.json", "{}")
+    if instance.pair.language == "go":
+        main = "{ grep -hm1 ^package $(ls *.go | head -1); echo 'import \"testing\"; func TestMain(m *testing.M) { print(`'; "
+        script += main + "cat /forged; echo '`) }'; } > zz_test.go\n"
+    runner = f"{FAMILIES[instance.pair.family].place}/forged"
+    return script + written(".cargo/config.toml", f'[target.x86_64-unknown-linux-gnu]\nrunner = "{runner}"\n')
 
 
 def _forged(instance: Instance) -> str:
     names = (*instance.made.failing, *instance.made.kept)
-    return "".join(f"{_LINE[instance.pair.language].format(name)}\n" for name in names)
+    return f"running {len(names)} tests\n" + "".join(
+        f"{_LINE[instance.pair.language].format(name)}\n" for name in names
+    )

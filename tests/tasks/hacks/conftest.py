@@ -13,10 +13,8 @@ import pytest_asyncio
 
 from rollyard.host.removed_folder import remove_folder
 from rollyard.host.sandbox_account import sandbox_account
-from rollyard.sandbox.find_runtime import find_runtime
-from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.support.swe_repository import repository_root
-from tests.tasks.swe.conftest import Site
+from tests.tasks.swe.conftest import Site, site_of
 
 PACKAGES = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments")
 
@@ -39,9 +37,9 @@ def image_with_pytest() -> Iterator[Path]:
     remove_folder(folder)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(image_with_pytest: Path) -> AsyncIterator[Site]:
-    async with SandboxFactory(find_runtime("bubblewrap")) as factory:
-        made = Site(factory, image_with_pytest)
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["bubblewrap", pytest.param("apptainer", marks=pytest.mark.long)]
+)
+async def site(request: pytest.FixtureRequest, image_with_pytest: Path) -> AsyncIterator[Site]:
+    async with site_of(request.param, image_with_pytest) as made:
         yield made
-        await made.handler.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -58,8 +59,21 @@ class Site:
             evaluation = Evaluation(artifact, turns or [], seconds, sandbox, self.fresh)
             return await self.handler.evaluate(task, evaluation)
 
-    async def score(self, task: Task, work: str) -> Score:
-        return await self.scored(task, await self.worked(task, work))
+    async def score(self, task: Task, work: str, seconds: float = 100) -> Score:
+        return await self.scored(task, await self.worked(task, work), seconds=seconds)
+
+
+@contextlib.asynccontextmanager
+async def site_of(name: str, root: Path, limits: Limits = LIMITS) -> AsyncIterator[Site]:
+    """`name`: the runtime."""
+    try:
+        runtime = await asyncio.to_thread(find_runtime, cast(RuntimeName, name))
+    except SandboxStartFailed as error:
+        pytest.skip(f"{name} does not start here: {error}")
+    async with SandboxFactory(runtime) as factory:
+        made = Site(factory, root, limits)
+        yield made
+        await made.handler.close()
 
 
 @pytest.fixture(scope="session")
@@ -73,12 +87,5 @@ def swe_root() -> Iterator[Path]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(request: pytest.FixtureRequest, swe_root: Path) -> AsyncIterator[Site]:
     """On bubblewrap, or on the runtime that the test names as the fixture's parameter."""
-    name = getattr(request, "param", "bubblewrap")
-    try:
-        runtime = find_runtime(cast(RuntimeName, name))
-    except SandboxStartFailed as error:
-        pytest.skip(f"{name} does not start here: {error}")
-    async with SandboxFactory(runtime) as factory:
-        made = Site(factory, swe_root)
+    async with site_of(getattr(request, "param", "bubblewrap"), swe_root) as made:
         yield made
-        await made.handler.close()
