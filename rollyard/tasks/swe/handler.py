@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
 
 from rollyard.core.errors import StageTimeout, TaskError, TooLarge
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES
@@ -23,12 +23,14 @@ from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.tasks.swe import counted_paths, repository
 from rollyard.tasks.swe.control_tests import may_forge
+from rollyard.tasks.swe.eval_time import EvalTime, RunTime
 from rollyard.tasks.swe.history_scrub import scrub
 from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
 from rollyard.tasks.swe.log_results import ABSENT
 from rollyard.tasks.swe.parser_script import run_parser
 from rollyard.tasks.swe.suspicion import marks
 from rollyard.tasks.swe.test_run import RunLog, run_script
+from rollyard.tasks.swe.tree_difference import TreeDifference
 from rollyard.tasks.swe.verdict import GOOD, RunStatuses, judge, tests_of
 from rollyard.tasks.swe.working_tree import MOST_BYTES, WorkingTree, part_of, read_tree
 from rollyard.trajectory import Artifact
@@ -36,6 +38,25 @@ from rollyard.trajectory import Artifact
 TREE, REFUSED, LEFT_OUT = "tree", "refused", "left_out"
 """Parts of the artifact: the snapshot, or the reason why there is none; files that are too large, or no files."""
 MAX_TREE_BYTES = MAX_ARTIFACT_BYTES - (64 << 10)
+_SHARE = ", their share of EVAL's time; EVAL needs 4.5 times as long as the tests"
+
+
+@dataclass(frozen=True)
+class _TestsRun:
+    """One run of the tests."""
+
+    statuses: RunStatuses
+    log: RunLog
+    seconds: float
+    """Time that the script had."""
+    found: TreeDifference
+    """The agent's work."""
+    controls: Collection[str] = ()
+    """Control tests among the task's tests."""
+
+    def passed_controls(self, swe: SweTask) -> set[str]:
+        tests = zip(tests_of(swe), self.statuses.letters, strict=True)
+        return {test for test, letter in tests if test in self.controls and letter in GOOD}
 
 
 class SweHandler:
@@ -46,8 +67,8 @@ class SweHandler:
         self._parsers = CheckerPool("rollyard.tasks.swe.log_results", harmless)
         self._references: dict[str, bool] = {}
         """Image and task -> whether the tests run with the task's own reference."""
-        self._controls: dict[str, frozenset[str]] = {}
-        """Image and task -> control tests that pass with the reference, so that they show nothing."""
+        self._controls: dict[str, set[str]] = {}
+        """Image and task -> control tests that pass without an agent, so that they show nothing."""
         self._checking: dict[str, asyncio.Lock] = {}
 
     async def close(self) -> None:
@@ -85,7 +106,8 @@ class SweHandler:
             return {REFUSED: f"the files that the agent changed in {swe.repository} have more than {limits}"}
 
     async def evaluate(self, task: Task, evaluation: Evaluation) -> Score:
-        swe, artifact, start = _read(task), evaluation.artifact, time.monotonic()
+        swe, artifact = _read(task), evaluation.artifact
+        clock = EvalTime(evaluation.seconds, swe.seconds)
         if REFUSED in artifact:
             return Score(0.0, {"refused": 1.0}, [str(artifact[REFUSED])])
         snapshot = artifact[TREE]
@@ -94,43 +116,59 @@ class SweHandler:
         if tree.gone:
             return Score(0.0, {"repository_gone": 1.0}, [f"the agent left no folder {swe.repository}"])
         runs: list[RunStatuses] = []
-        log = RunLog(b"")
         while len(runs) < swe.repeats and not (runs and swe.verdict == "all" and not judge(swe, runs).resolved):
-            left = evaluation.seconds - (time.monotonic() - start)
-            async with _fresh(evaluation, first=not runs) as sandbox:
-                path = await repository.prepare(sandbox, swe)
-                await repository.put_tests(sandbox, swe)
-                found = await repository.lay_over(sandbox, swe, path, tree)
-                log = await run_script(sandbox, path, swe.script, min(swe.seconds, left), apart=swe.log_parser is None)
-                runs.append(await self._result(swe, log, evaluation))
-        verdict, left = judge(swe, runs), evaluation.seconds - (time.monotonic() - start)
-        if not verdict.ran and not await self._reference_runs(swe, evaluation, left):
+            run = await self._run(swe, evaluation, clock.tests(swe.repeats - len(runs)), tree, first=not runs)
+            runs.append(run.statuses)
+        verdict = judge(swe, runs)
+        if not verdict.ran and not await self._reference_runs(swe, evaluation, clock):
             raise TaskError("the tests do not run with the task's own reference either, so there is no verdict")
-        seen = marks(swe, found, verdict, evaluation.turns)
-        resolved = verdict.resolved
-        if resolved and may_forge(found):
-            forged = await self._forged(swe, tree, evaluation, left)
-            if forged:
-                resolved = False
-                seen["forged"] = f"tests pass although they cannot, so their results are forged: {', '.join(forged)}"[
-                    :500
-                ]
-            elif forged is None and may_forge(found, surely=True):
-                seen["may_forge"] = "the agent's code can act on the tests, and no control run shows whether it does"
+        seen = marks(swe, run.found, verdict, evaluation.turns)
+        if verdict.resolved and may_forge(run.found):
+            seen |= await self._control_marks(swe, tree, run.found, evaluation, clock)
+        resolved = verdict.resolved and "forged" not in seen
         notes = [*seen.values(), *verdict.notes]
-        if log.timed_out:
-            notes.insert(0, f"the tests took more than {swe.seconds:g} s, or than EVAL has")
+        if run.log.timed_out:
+            share = _SHARE if run.seconds < swe.seconds else ""
+            notes.insert(0, f"the tests took more than {run.seconds:.4g} s{share}")
         if LEFT_OUT in evaluation.artifact:
             notes.append(f"left out, because they are too large or no files: {evaluation.artifact[LEFT_OUT]!s}")
         metrics = {
-            "passed": verdict.passed, "tests": len(tests_of(swe)), "runs": len(runs), "timed_out": log.timed_out,
-            "changed_files": len(found.written) + len(found.deleted), "suspicious": resolved and bool(seen),
+            "passed": verdict.passed, "tests": len(tests_of(swe)), "runs": len(runs), "timed_out": run.log.timed_out,
+            "changed_files": len(run.found.written) + len(run.found.deleted), "suspicious": resolved and bool(seen),
             **dict.fromkeys(seen, 1.0),
         }  # fmt: skip
         reward = float(resolved)
         return Score(reward, {name: float(value) for name, value in metrics.items()}, notes or ["every test passed"])
 
-    async def _result(self, swe: SweTask, log: RunLog, evaluation: Evaluation) -> RunStatuses:
+    async def _run(
+        self,
+        swe: SweTask,
+        evaluation: Evaluation,
+        limit: RunTime,
+        tree: WorkingTree | None,
+        *,
+        first: bool = False,
+        controls: bool = False,
+    ) -> _TestsRun:
+        """Run the tests, or their control tests, in a fresh sandbox. `tree`: the agent's work; None: the task's reference, or
+        the image without a change if the task has none."""
+        found, changed = TreeDifference(), set[str]()
+        async with _fresh(evaluation, first=first) as sandbox:
+            path = await repository.prepare(sandbox, swe)
+            await repository.put_tests(sandbox, swe)
+            if controls:
+                changed = await repository.put_controls(sandbox, swe)
+                if not changed:
+                    return _TestsRun(RunStatuses(ABSENT * len(tests_of(swe)), 0), RunLog(b""), 0.0, found)
+            if tree is not None:
+                found = await repository.lay_over(sandbox, swe, path, tree)
+            elif swe.reference_patch is not None:
+                await repository.apply_patch(sandbox, swe, swe.reference_patch, "reference_patch")
+            seconds = limit.left()
+            log = await run_script(sandbox, path, swe.script, seconds, apart=swe.log_parser is None)
+        return _TestsRun(await self._statuses(swe, log, evaluation), log, seconds, found, changed)
+
+    async def _statuses(self, swe: SweTask, log: RunLog, evaluation: Evaluation) -> RunStatuses:
         """Return the statuses of the task's tests in a log. A log that cannot be read within the limits has none."""
         output = log.output
         if swe.parser_script is not None:
@@ -143,68 +181,46 @@ class SweHandler:
             answer = {}
         return RunStatuses(answer.get("letters", ABSENT * len(tests_of(swe))), answer.get("others", 0))
 
-    async def _forged(
-        self, swe: SweTask, tree: WorkingTree, evaluation: Evaluation, seconds: float
-    ) -> list[str] | None:
-        """Return the control tests that pass with the agent's work, and not with the reference. None if that is not known."""
-        end = time.monotonic() + seconds
-        passed = await self._passed_controls(swe, tree, evaluation, seconds)
-        if not passed:
-            return passed
-        if swe.reference_patch is None:
-            return None
+    async def _control_marks(
+        self, swe: SweTask, work: WorkingTree, found: TreeDifference, evaluation: Evaluation, clock: EvalTime
+    ) -> dict[str, str]:
+        """Run the control tests, and return metric -> sentence for each mark: control tests pass with the agent's work and not
+        without it, or there is nothing to compare with."""
+        run = await self._run(swe, evaluation, clock.control(2), work, controls=True)
+        if not run.controls:
+            mark = {"may_forge": "the agent's code can act on the tests, and there are no control tests"}
+            return mark if may_forge(found, surely=True) else {}
+        passed = run.passed_controls(swe)
+        if passed:
+            passed -= await self._passed_without_agent(swe, evaluation, clock)
+        # without a reference, a test that fails in the image shows nothing
+        forged = passed if swe.reference_patch is not None else passed.intersection(swe.pass_to_pass)
+        if forged:
+            return {"forged": f"tests pass although they cannot, so their results are forged: {_named(forged)}"}
+        if passed:
+            return {"may_forge": f"tests pass although they should not, and no reference shows why: {_named(passed)}"}
+        return {}
+
+    async def _passed_without_agent(self, swe: SweTask, evaluation: Evaluation, clock: EvalTime) -> set[str]:
         key = _key(swe, evaluation)
         if key not in self._controls:
-            found = await self._passed_controls(swe, None, evaluation, end - time.monotonic())
-            if found is None:
-                return None
-            self._controls[key] = frozenset(found)
-        return [test for test in passed if test not in self._controls[key]]
+            run = await self._run(swe, evaluation, clock.control(1), None, controls=True)
+            self._controls[key] = run.passed_controls(swe)
+        return self._controls[key]
 
-    async def _passed_controls(
-        self, swe: SweTask, tree: WorkingTree | None, evaluation: Evaluation, seconds: float
-    ) -> list[str] | None:
-        """`tree`: the agent's work; None: the reference. Return None if there is no control test, or no time."""
-        if seconds < swe.seconds / 10 or seconds <= 0:
-            return None
-        async with _fresh(evaluation, first=False) as sandbox:
-            path = await repository.prepare(sandbox, swe)
-            await repository.put_tests(sandbox, swe)
-            controls = await repository.put_controls(sandbox, swe)
-            if not controls:
-                return None
-            if tree is not None:
-                await repository.lay_over(sandbox, swe, path, tree)
-            else:
-                await repository.apply_patch(sandbox, swe, swe.reference_patch or "", "reference_patch")
-            log = await run_script(sandbox, path, swe.script, min(swe.seconds, seconds), apart=swe.log_parser is None)
-        letters = (await self._result(swe, log, evaluation)).letters
-        return [t for t, letter in zip(tests_of(swe), letters, strict=True) if t in controls and letter in GOOD]
-
-    async def _reference_runs(self, swe: SweTask, evaluation: Evaluation, seconds: float) -> bool:
+    async def _reference_runs(self, swe: SweTask, evaluation: Evaluation, clock: EvalTime) -> bool:
         """Return whether the tests run with the task's reference, or without any change if it has none. It is found out once
         for an image and a task. Raises StageTimeout."""
         key = _key(swe, evaluation)
         async with self._checking.setdefault(key, asyncio.Lock()):
             if key not in self._references:
-                if seconds <= 0:
+                run = await self._run(swe, evaluation, clock.control(1), None)
+                if not run.statuses.ran and run.log.timed_out and run.seconds < swe.seconds:
                     raise StageTimeout(
-                        "EVAL has no time left to find out whether the tests run with the task's reference"
+                        "EVAL has too little time to find out whether the tests run with the task's reference"
                     )
-                self._references[key] = await self._tests_run(swe, evaluation, seconds)
+                self._references[key] = run.statuses.ran
             return self._references[key]
-
-    async def _tests_run(self, swe: SweTask, evaluation: Evaluation, seconds: float) -> bool:
-        async with _fresh(evaluation, first=False) as sandbox:
-            path = await repository.prepare(sandbox, swe)
-            await repository.put_tests(sandbox, swe)
-            if swe.reference_patch is not None:
-                await repository.apply_patch(sandbox, swe, swe.reference_patch, "reference_patch")
-            log = await run_script(sandbox, path, swe.script, min(swe.seconds, seconds), apart=swe.log_parser is None)
-        ran = (await self._result(swe, log, evaluation)).ran
-        if not ran and log.timed_out and seconds < swe.seconds:
-            raise StageTimeout("EVAL has too little time to find out whether the tests run with the task's reference")
-        return ran
 
 
 def _read(task: Task) -> SweTask:
@@ -213,6 +229,10 @@ def _read(task: Task) -> SweTask:
     if swe.log_parser is not None:
         parse_log(swe.log_parser, "")
     return swe
+
+
+def _named(tests: Collection[str]) -> str:
+    return ", ".join(sorted(tests))[:400]
 
 
 def _key(swe: SweTask, evaluation: Evaluation) -> str:
