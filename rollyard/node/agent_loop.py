@@ -1,4 +1,5 @@
-"""The agent loop: sample a turn, run the turn's tool calls or let the task's environment reply, and so on.
+"""The built-in agent loop: sample a turn, run the turn's tool calls or let the task's environment reply, and so on. A task
+handler's own loop (`own_loop.py`) is made of the same turns and calls.
 
 The loop ends when a turn has no call and gets no reply, when a reply or a tool's result is the last one, or when a limit is
 reached.
@@ -19,6 +20,7 @@ from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.tool_execution import Tools
 from rollyard.tasks import tool_results
 from rollyard.tasks.base import Environment, Reply
+from rollyard.tasks.own_tools import ToolResult
 from rollyard.tokens.constraint import STRUCTURED, is_constrained
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
@@ -69,47 +71,17 @@ async def run_agent(
     only if the first prompt leaves no room for a token. Raises TaskError or TemplateUnusable if the chat template fails.
     """
     for number in range(agent.max_turns):
-        started = time.monotonic()
-        prompt: list[int] = []
         try:
-            prompt = await _prompt_ids(run.conversation, policy.context)
-            sample = await policy.sample(prompt, _with_turn_seed(sampling, sample_index, number))
+            parsed = await sample_turn(run, policy, with_turn_seed(sampling, sample_index, number))
         except ContextExceeded as error:
             if not run.turns:
-                count = len(prompt) if error.tokens is None else f"at least {error.tokens}"
-                raise ContextExceeded(
-                    f"the prompt has {count} tokens and leaves no room for an answer: {error}",
-                    context=error.context,
-                ) from error
-            run.cut_short = f"the conversation reached the end of the context: {error}"
+                raise
+            run.cut_short = context_ended(error)
             return
-        text = run.conversation.add_sampled(
-            sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
-        )
-        sampled = time.monotonic()
-        segment = run.conversation.segment_count - 1
-        parsed = run.conversation.last.parsed
-        calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
-        turn = Turn(
-            constraint=STRUCTURED if is_constrained(sampling) else None,
-            segment=segment,
-            prompt_length=len(prompt),
-            response_length=len(sample.token_ids),
-            text=text,
-            finish_reason=sample.finish_reason,
-            tool_calls=calls,
-            timings={"model": round(sampled - started, 6), "tools": 0.0},
-        )
-        run.turns.append(turn)
-        run.unread += parsed.error is not None
-        submitted = False
-        cut, answers = sample.finish_reason == "length", not parsed.calls and parsed.error is None
+        turn, submitted = run.turns[-1], False
+        cut, answers = turn.finish_reason == "length", not parsed.calls and parsed.error is None
         if not cut and not answers:
-            done = [await tools.call(c.name, c.arguments) for c in parsed.calls]
-            submitted = any(result.done for result in done)
-            results = _append_results(run, parsed, [result.text for result in done])
-            timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
-            run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
+            submitted = any(result.done for result in await call_tools(run, tools))
         reply = None
         if environment is not None and (answers or environment.every_turn):
             try:
@@ -120,7 +92,7 @@ async def run_agent(
         if turn_ended is not None:
             await turn_ended(number + 1)
         if cut:
-            length = len(sample.token_ids)
+            length = turn.response_length
             limit = "`sampling.max_tokens`" if length >= sampling.max_tokens else "the end of the context"
             run.cut_short = f"turn {len(run.turns)} was cut off after {length} tokens, by {limit}"
             return
@@ -130,7 +102,62 @@ async def run_agent(
             return
         if reply is not None and observation is not None:
             run.conversation.add_reply(reply.role, observation)
-    run.cut_short = f"the agent used all of its turns; `agent.max_turns` is {agent.max_turns}"
+    run.cut_short = turns_ended(agent)
+
+
+async def sample_turn(run: AgentProgress, policy: Policy, sampling: Sampling) -> ParsedTurn:
+    """Sample the next turn, add it to the conversation and to the turns, and return what it says. Raises as `run_agent`, and
+    ContextExceeded if no further token fits."""
+    started = time.monotonic()
+    prompt: list[int] = []
+    try:
+        prompt = await _prompt_ids(run.conversation, policy.context)
+        sample = await policy.sample(prompt, sampling)
+    except ContextExceeded as error:
+        if run.turns:
+            raise
+        count = len(prompt) if error.tokens is None else f"at least {error.tokens}"
+        message = f"the prompt has {count} tokens and leaves no room for an answer: {error}"
+        raise ContextExceeded(message, context=error.context) from error
+    text = run.conversation.add_sampled(
+        sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
+    )
+    parsed = run.conversation.last.parsed
+    run.turns.append(
+        Turn(
+            constraint=STRUCTURED if is_constrained(sampling) else None,
+            segment=run.conversation.segment_count - 1,
+            prompt_length=len(prompt),
+            response_length=len(sample.token_ids),
+            text=text,
+            finish_reason=sample.finish_reason,
+            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
+            timings={"model": round(time.monotonic() - started, 6), "tools": 0.0},
+        )
+    )
+    run.unread += parsed.error is not None
+    return parsed
+
+
+async def call_tools(run: AgentProgress, tools: Tools) -> list[ToolResult]:
+    """Run the calls of the last turn, and append their results, and a message about an unreadable call. Return what the model
+    reads. Raises as `Tools.call`."""
+    parsed, began = run.conversation.last.parsed, time.monotonic()
+    done = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+    texts = _append_results(run, parsed, [result.text for result in done])
+    turn = run.turns[-1]
+    timings = {**turn.timings, "tools": round(time.monotonic() - began, 6)}
+    run.turns[-1] = evolve(turn, tool_results=texts, timings=timings)
+    ends = [result.done for result in done] + [False] * (len(texts) - len(done))
+    return [ToolResult(text, done) for text, done in zip(texts, ends, strict=True)]
+
+
+def turns_ended(agent: AgentSpec) -> str:
+    return f"the agent used all of its turns; `agent.max_turns` is {agent.max_turns}"
+
+
+def context_ended(error: ContextExceeded) -> str:
+    return f"the conversation reached the end of the context: {error}"
 
 
 async def _record_reply(run: AgentProgress, environment: Environment) -> Reply | None:
@@ -176,7 +203,7 @@ def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) 
     return [*results, wrong]
 
 
-def _with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
+def with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
     """Replace the seed, if there is one, by a seed for this turn and sample index. The new seed is the same in every
     attempt."""
     if sampling.seed is None:

@@ -22,7 +22,7 @@ from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.own_tools import OwnTool
 from rollyard.node.tool_execution import Tools
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Reply
+from rollyard.tasks.base import Message, Reply
 from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
@@ -50,34 +50,47 @@ class AgentResult:
     """Sentence that says which limit ended the work."""
 
 
+@dataclass(frozen=True)
+class LoopParts:
+    """Parts that all conversations of one rollout share."""
+
+    lease: Lease
+    sandbox: Sandbox
+    template: ChatTemplate
+    offered: Sequence[str | OwnTool]
+    """Tools of the task."""
+
+    def begin(
+        self, messages: Sequence[Message], offered: Sequence[str | OwnTool], *, reads_calls: bool
+    ) -> tuple[AgentProgress, Tools]:
+        """Begin a conversation with these tools. `reads_calls`: whether something in a turn counts as a call."""
+        schemas = [SCHEMAS[tool] if isinstance(tool, str) else tool.schema for tool in offered]
+        parser = parser_for(self.template, _parser_name(self.lease), schemas)
+        conversation = Conversation(self.template, messages, schemas, parser=parser if reads_calls else None)
+        tools = Tools(offered, self.sandbox, self.lease.agent.tool_timeout_seconds, parser.form)
+        return AgentProgress(conversation), tools
+
+
 class LoopRun:
     """The built-in loop."""
 
     def __init__(
         self,
-        lease: Lease,
         handler: GuardedHandler,
-        sandbox: Sandbox,
+        parts: LoopParts,
         environment: GuardedEnvironment | None,
-        template: ChatTemplate,
         policy: LeaseSampler,
-        offered: Sequence[str | OwnTool],
         models: LeaseModels,
     ) -> None:
-        """`offered`: the tools. `models`: models by role, which the environment may call."""
-        self._lease = lease
+        """`models`: models by role, which the environment may call."""
+        self._lease = parts.lease
         self._policy = policy
         self._environment = environment
         self._models = models
-        schemas = [SCHEMAS[tool] if isinstance(tool, str) else tool.schema for tool in offered]
-        parser = parser_for(template, _parser_name(lease), schemas)
-        self._tools = Tools(offered, sandbox, lease.agent.tool_timeout_seconds, parser.form)
         opening = environment.opening if environment is not None else ()
-        reads_calls = bool(schemas) or environment is None
-        conversation = Conversation(
-            template, [*handler.prompt(lease.task), *opening], schemas, parser=parser if reads_calls else None
-        )
-        self._run = AgentProgress(conversation)
+        messages = [*handler.prompt(parts.lease.task), *opening]
+        reads_calls = bool(parts.offered) or environment is None
+        self._run, self._tools = parts.begin(messages, parts.offered, reads_calls=reads_calls)
         self._overdue = False
 
     async def go_on_from(self, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:
@@ -97,7 +110,7 @@ class LoopRun:
             run.conversation.segments(),
             run.turns,
             dict(breaks),
-            _unread(run.unread),
+            unread(run.unread),
             overdue=self._overdue,
             cut_short=run.cut_short,
         )
@@ -173,7 +186,7 @@ class CommandRun:
                 one.segments(),
                 one.turns(),
                 one.breaks(),
-                {**self._metrics, **_unread(one.unread_calls)},
+                {**self._metrics, **unread(one.unread_calls)},
                 overdue=self._overdue,
                 cut_short=self._cut_short,
             )
@@ -196,7 +209,7 @@ def _parser_name(lease: Lease) -> str | None:
     return lease.agent.tool_parser or lease.endpoints[POLICY_ROLE].tool_parser
 
 
-def _unread(count: int) -> dict[str, float]:
+def unread(count: int) -> dict[str, float]:
     """Return the metric for turns with a tool call that could not be read."""
     return {"unread_tool_calls": float(count)} if count else {}
 

@@ -39,7 +39,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent_run import AgentResult, CommandRun, LoopRun
+from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.check_run import run_check
 from rollyard.node.eval_files import EvalFiles, check_image
@@ -49,6 +49,7 @@ from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_models import LeaseModels, RoleSampler
 from rollyard.node.lease_sampler import LeaseSampler
+from rollyard.node.own_loop import OwnLoopRun
 from rollyard.node.own_tools import OwnTool, start_tools
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.run_snapshots import RunSnapshots
@@ -352,9 +353,10 @@ class LeaseRun:
                 f"a task of kind {task.kind!r} has an environment, which replies to the built-in loop only; "
                 "leave out `agent.command`"
             )
-        if environment is not None and self._lease.agent.fork_from is not None:
+        if (environment is not None or handler.has_loop) and self._lease.agent.fork_from is not None:
+            which = "a loop of its own" if handler.has_loop else "an environment"
             raise TaskError(
-                f"a task of kind {task.kind!r} has an environment, whose state no snapshot has; leave out `agent.fork_from`"
+                f"a task of kind {task.kind!r} has {which}, whose state no snapshot has; leave out `agent.fork_from`"
             )
         return sandbox, environment
 
@@ -390,9 +392,14 @@ class LeaseRun:
             if command.tools_refused and not sampled_tokens(ran.segments):
                 raise ToolCallsUnreadable(tools.message)
         else:
-            loop = LoopRun(lease, handler, sandbox, environment, template, policy, self._offered, self._models)
-            if lease.agent.fork_from is not None:
-                await loop.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
+            parts = LoopParts(lease, sandbox, template, self._offered)
+            loop: LoopRun | OwnLoopRun
+            if handler.has_loop:
+                loop = OwnLoopRun(handler, parts, policy, self._models)
+            else:
+                loop = LoopRun(handler, parts, environment, policy, self._models)
+                if lease.agent.fork_from is not None:
+                    await loop.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
             self._live_turns = loop.turns
 
             async def turn_ended(turn: int) -> None:

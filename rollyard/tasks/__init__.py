@@ -13,15 +13,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollyard.kinds.task import Task
     from rollyard.kinds.task_fields import TaskFields
-    from rollyard.tasks.base import Environment, Evaluation, Handler, Reply, RoleModels, Score
+    from rollyard.tasks.base import (
+        AgentConversation,
+        Environment,
+        Evaluation,
+        Handler,
+        LoopAgent,
+        Reply,
+        RoleModels,
+        Score,
+    )
     from rollyard.tasks.own_tools import McpServer, ProgramTool, Tool, ToolResult
     from rollyard.trajectory import Artifact, Turn
 
 __all__ = [
+    "AgentConversation",
     "Artifact",
     "Environment",
     "Evaluation",
     "Handler",
+    "LoopAgent",
     "McpServer",
     "ProgramTool",
     "Reply",

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rollyard.core.errors import RollyardError, TaskError
 from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.own_tools import OfferedTool
+from rollyard.tasks.own_tools import OfferedTool, ToolResult
 from rollyard.trajectory import Artifact, Turn
 
 Message = dict[str, Any]
@@ -144,6 +144,37 @@ class Environment(Protocol):
         """Release what the environment holds. This method is always called, however the attempt ends."""
 
 
+class AgentConversation(Protocol):
+    """One conversation of a handler's own agent loop with the model that is trained."""
+
+    async def sample(self, max_tokens: int | None = None) -> Turn:
+        """Let the model take its turn, and return a copy of it. `max_tokens`: greatest length of the turn, at most the
+        request's."""
+
+    async def call_tools(self) -> Sequence[ToolResult]:
+        """Run the calls of the last turn. Their results are the next messages, and are returned. Without a call, and behind a
+        turn that was cut off (`finish_reason` is `length`), nothing runs."""
+
+    def add(self, *messages: Message) -> None:
+        """Append messages, such as a user's."""
+
+
+class LoopAgent(Protocol):
+    """The model that is trained, for a handler's own agent loop.
+
+    The request's limits hold for all conversations together. When one is reached, and after a fault, no method returns: the
+    loop is cancelled. Methods raise TaskError for wrong arguments.
+    """
+
+    @property
+    def models(self) -> RoleModels:
+        """Models by role, such as a judge."""
+
+    def conversation(self, messages: Sequence[Message], tools: Sequence[str] | None = None) -> AgentConversation:
+        """Begin a conversation with these messages. `tools`: names of the tools that the model gets; None: all that `tools`
+        of the handler returns. Conversations may go on at the same time."""
+
+
 class Handler(Protocol):
     """Handler of one task kind. Each node agent finds the handler's class in the entry point group `rollyard.tasks` and
     makes one instance, without arguments.
@@ -156,6 +187,8 @@ class Handler(Protocol):
     More methods are optional:
 
     - `async close(self) -> None`
+    - `async agent_loop(self, task: Task, sandbox: Sandbox, agent: LoopAgent) -> None`, in place of `environment` and of the
+      built-in loop. Drives the conversations itself. The rollout is Completed when it returns.
     - `async environment(self, task: Task, sandbox: Sandbox) -> Environment | None`. With an environment, `prompt` may
       return an empty list, and `evaluate` may return None for the sum of the turns' rewards. A method with a third parameter
       gets the models by role: `environment(self, task, sandbox, models: RoleModels)`.

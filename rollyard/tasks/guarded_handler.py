@@ -35,7 +35,17 @@ from rollyard.kinds.rollout import MAX_NOTES_CHARS
 from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.snapshot import RestoreRules
-from rollyard.tasks.base import Environment, Evaluation, Handler, Message, Reply, RoleModels, Score, sum_of_rewards
+from rollyard.tasks.base import (
+    Environment,
+    Evaluation,
+    Handler,
+    LoopAgent,
+    Message,
+    Reply,
+    RoleModels,
+    Score,
+    sum_of_rewards,
+)
 from rollyard.tasks.json_schema import schema_of
 from rollyard.tasks.own_tools import SUBMIT, McpServer, OfferedTool, ProgramTool, Tool, ToolResult
 from rollyard.tasks.tool_results import shorten
@@ -47,7 +57,7 @@ log = logging.getLogger(__name__)
 OWN_ERRORS = (SandboxError, SandboxBroken, NodeFault, EndpointError, TaskError, Invalid)
 """Errors that keep their meaning when a handler raises them."""
 METHODS = ("tools", "prompt", "init", "collect", "evaluate")
-_MESSAGES = "a list of messages such as {'role': 'user', 'content': '...'}"
+MESSAGES = "a list of messages such as {'role': 'user', 'content': '...'}"
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
 """Limit for the metrics, and for the parts, which are stored twice: in the rollout's record and in the trajectory."""
@@ -98,7 +108,7 @@ class GuardedEnvironment(_Guarded):
         self._models = models
         with self._guard("environment"):
             opening = getattr(environment, "opening", ())
-            self._check("environment", opening, _messages(opening), f"an environment whose `opening` is {_MESSAGES}")
+            self._check("environment", opening, are_messages(opening), f"an environment whose `opening` is {MESSAGES}")
             self.opening: Sequence[Message] = opening
             self.every_turn = bool(getattr(environment, "every_turn", False))
 
@@ -142,6 +152,11 @@ class GuardedHandler(_Guarded):
             lacking.append("eval_needs_sandbox (True or False)")
         if lacking:
             raise TypeError(f"{type(handler).__name__} is not a task handler: it lacks {', '.join(lacking)}")
+        self._agent_loop = getattr(handler, "agent_loop", None)
+        if self._agent_loop is not None and hasattr(handler, "environment"):
+            raise TypeError(
+                f"{type(handler).__name__} has an agent_loop(), which drives its conversations alone: delete environment()"
+            )
         super().__init__(kind, handler)
         self._handler = handler
         self._make_environment = getattr(handler, "environment", None)
@@ -228,8 +243,8 @@ class GuardedHandler(_Guarded):
     def prompt(self, task: Task) -> list[Message]:
         with self._guard("prompt"):
             prompt = self._handler.prompt(task)
-            right = _messages(prompt) and (bool(prompt) or self._make_environment is not None)
-            self._check("prompt", prompt, right, _MESSAGES)
+            right = are_messages(prompt) and (bool(prompt) or self._make_environment is not None)
+            self._check("prompt", prompt, right, MESSAGES)
         return prompt
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
@@ -246,6 +261,17 @@ class GuardedHandler(_Guarded):
             more = (models,) if self._environment_takes_models else ()
             made = await self._make_environment(task, sandbox, *more)
         return None if made is None else GuardedEnvironment(self._kind, made, models)
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether the handler has an agent loop of its own."""
+        return self._agent_loop is not None
+
+    async def agent_loop(self, task: Task, sandbox: Sandbox, agent: LoopAgent) -> None:
+        """Run the handler's own agent loop, if it has one."""
+        if self._agent_loop is not None:
+            with self._guard("agent_loop", agent.models):
+                await self._agent_loop(task, sandbox, agent)
 
     async def solve(self, task: Task, sandbox: Sandbox) -> str | None:
         """Apply the reference solution in place of an agent. Return its answer in words; None if it has none. Raises TaskError
@@ -357,7 +383,7 @@ def _check_parameters(tool: Tool | ProgramTool) -> None:
         raise TaskError(f"the parameters of the tool {tool.name!r} cannot be used: {error}") from None
 
 
-def _messages(found: Any) -> bool:
+def are_messages(found: Any) -> bool:
     return _all_match(found, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
 
 

@@ -29,8 +29,9 @@ from tests.support.yard import ROOT, Yard, end
 pytestmark = [pytest.mark.slow(20), pytest.mark.asyncio(loop_scope="module")]
 
 PLUGINS = {
-    "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n"
-    "repair = repair:RepairHandler\ntyped = my_package:HaikuHandler\nevaluated = evaluated_tasks:EvaluatedHandler\n"
+    "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nplanned = planned:PlannedHandler\n"
+    "broken = my_broken_package:Handler\nrepair = repair:RepairHandler\ntyped = my_package:HaikuHandler\n"
+    "evaluated = evaluated_tasks:EvaluatedHandler\n"
     "[rollyard.task_fields]\ntyped = my_fields:HaikuFields\nhaiku = nonesuch_package:Fields\n",
     "METADATA": "Metadata-Version: 2.1\nName: plugged-in\nVersion: 1\n",
 }
@@ -46,6 +47,7 @@ async def plugged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yar
         (info / name).write_text(text)
     (folder / "my_package.py").write_text(_documented("task-handlers.md"))
     (folder / "my_fields.py").write_text(_documented("task-handlers.md", 1))
+    (folder / "planned.py").write_text(_documented("task-handlers.md", 3))
     (folder / "repair.py").write_text(_documented("repositories.md"))
     (folder / "my_broken_package.py").write_text("import nonesuch_package\n")
     for module in (small_games, evaluated_tasks):
@@ -107,6 +109,30 @@ async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(
         assert (mute.status, mute.reward, mute.attempt) == (Status.FAILED, None, 1)
         assert mute.error is not None
         assert "exit code 0 before its first model call: no call" in mute.error.message
+
+
+async def test_the_documented_agent_loop_gives_each_conversation_its_segment(plugged: Yard) -> None:
+    task = {"kind": "planned", "wish": "Count the files.", "answer": "two files"}
+    async with plugged.client() as client:
+        planned, short = await plugged.gather(
+            client,
+            [
+                *await _submit(client, "planned", task, sampling={"max_tokens": 64}),
+                *await _submit(client, "short", task, agent={"max_turns": 1}),
+            ],
+        )
+    assert planned.status.scored
+    assert planned.reward in (0.0, 1.0)
+    assert {turn.segment for turn in planned.turns} == set(range(len(planned.segments))) >= {0, 1}
+    for turn in planned.turns:
+        segment, answer = (
+            planned.segments[turn.segment],
+            slice(turn.prompt_length, turn.prompt_length + turn.response_length),
+        )
+        assert segment.loss_mask[answer] == [1] * turn.response_length
+        assert all(version for version in segment.weights_version[answer])
+    assert (short.status, len(short.turns), short.reward) == (Status.TRUNCATED, 1, 0.0)
+    assert short.cut_short == "the agent used all of its turns; `agent.max_turns` is 1"
 
 
 async def test_a_plug_ins_fields_are_checked_before_a_rollout_exists(plugged: Yard) -> None:
