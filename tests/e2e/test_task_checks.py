@@ -194,3 +194,24 @@ async def test_an_artifact_is_scored_again_by_another_evaluator_and_the_old_reco
         ):
             with pytest.raises((Invalid, ValueError), match=message):
                 await client.submit([RolloutRequest.model_validate({"pool": "demo", "task": task, **wrong})])
+
+
+async def test_the_agents_files_are_scored_again(yard: Yard) -> None:
+    task = {**SQUARE, "eval_from_snapshot": True}
+    helped = "echo 'def g(x): return x * x' > /workspace/helper.py; echo 'from helper import g as f' > /workspace/f.py"
+    request = {
+        "id": "files",
+        "pool": "demo",
+        "task": task,
+        "mode": "check",
+        "agent": {"type": "script", "script": helped},
+    }
+    async with yard.client() as client:
+        (old,) = await yard.gather(client, await client.submit([RolloutRequest.model_validate(request)]))
+    assert (old.status, old.reward) == (Status.COMPLETED, 1.0), old.error
+    more = json.dumps({**task, "cases": [{"call": "f(5)", "expect": "25"}]})
+    out, _ = await yard.rollyard("tasks", "regrade", "files", "--task", more, "--name", "more")
+    assert out.splitlines()[-1] == "1 rollouts: 1 same; mean reward 1.000 -> 1.000", out
+    wrong = json.dumps({**task, "cases": [{"call": "f(5)", "expect": "26"}]})
+    out, _ = await yard.rollyard("tasks", "regrade", "more.files", "--task", wrong, "--name", "wrong")
+    assert out.splitlines()[-1] == "1 rollouts: 1 down; mean reward 1.000 -> 0.000", out
