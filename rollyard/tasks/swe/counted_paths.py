@@ -74,7 +74,7 @@ class CountedPaths:
         self._test_patterns = PathPatterns(swe.test_paths)
         self._excluded = PathPatterns(swe.excluded)
         self._included = PathPatterns(swe.included)
-        self._reference = patch_paths(swe.reference_patch or "") - self._tests
+        self._reference = set(patch_paths(swe.reference_patch or "")) - self._tests
         self._runners = _runners(swe.script, base)
         self._marked = tuple({path.rpartition(b"/")[0] + b"/" for path in base if _name(path) in MARKS} - {b"/"})
 
@@ -146,7 +146,7 @@ def _is_included(word: str, patterns: Collection[str]) -> bool:
 def test_paths(swe: SweTask) -> set[bytes]:
     """Return the paths of the files that the task itself puts in place, those in the repository."""
     written = {swe.relative(path).encode("utf-8", "surrogateescape") for path in swe.test_files}
-    return patch_paths(swe.test_patch or "") | written
+    return {*patch_paths(swe.test_patch or ""), *written}
 
 
 def _runners(script: str, base: BaseTree) -> set[bytes]:

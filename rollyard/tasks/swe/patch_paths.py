@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _HEADER = re.compile(r"(?:---|\+\+\+) (?P<file>.+)|(?:rename|copy) (?:from|to) (?P<named>.+)")
-_BOTH = re.compile(r'diff --git (?:"a/(?P<quoted>(?:[^"\\]|\\.)*)"|a/(?P<plain>.*)) (?:"b/.*"|b/.*)')
+_BOTH = re.compile(r'diff --git (?:"a/(?P<quoted>(?:[^"\\]|\\.)*)" .*|a/(?P<plain>.*) b/(?P=plain))')
+"""The line of a file whose name does not change; of a renamed file if git puts its old name in quotes."""
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 
 
-def patch_paths(patch: str) -> set[bytes]:
-    """Return the paths of all files that the patch changes, makes, deletes or renames."""
-    return set(_paths(patch.split("\n")))
+def patch_paths(patch: str) -> list[bytes]:
+    """Return the paths of all files that the patch changes, makes, deletes or renames, each once."""
+    return list(dict.fromkeys(_paths(line.removesuffix("\r") for line in patch.split("\n"))))
 
 
-def _paths(lines: list[str]) -> Iterator[bytes]:
+def _paths(lines: Iterable[str]) -> Iterator[bytes]:
     old = new = 0
     for line in lines:
         if old > 0 or new > 0:  # inside a hunk nothing is a header
@@ -33,10 +34,8 @@ def _paths(lines: list[str]) -> Iterator[bytes]:
                 yield path.partition(b"/")[2]
         elif both := _BOTH.fullmatch(line):
             # a change of a mode, or of a file that is not text, has no other line with the name
-            if both["quoted"] is not None:
-                yield _unquoted(f'"{both["quoted"]}"')
-            else:
-                yield line.removeprefix("diff --git a/")[: (len(line) - len("diff --git a/ b/")) // 2].encode()
+            quoted, plain = both["quoted"], both["plain"]
+            yield _unquoted(f'"{quoted}"') if plain is None else plain.encode("utf-8", "surrogateescape")
 
 
 def _unquoted(name: str) -> bytes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import re
 from collections.abc import Iterator
 
+from rollyard.tasks.swe.patch_paths import patch_paths
 from rollyard.tasks.swe.rows.row import RowRefused
 
-_HEADER = re.compile(r'diff --git (?:"a/(?P<qa>.*)"|a/(?P<a>.*)) (?:"b/(?P<qb>.*)"|b/(?P<b>.*))')
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
 _SPECIAL = re.compile(r"[*?\[]")
 _SWAPPED = (
@@ -19,14 +18,7 @@ _SWAPPED = (
 
 def changed_paths(patch: str) -> list[str]:
     """Return the paths that a patch makes, changes, renames or deletes, each once."""
-    found: dict[str, None] = {}
-    for line in patch.splitlines():
-        header = _HEADER.fullmatch(line)
-        if header:
-            for name in ("a", "b"):
-                path = header[name] if header[f"q{name}"] is None else _unescaped(header[f"q{name}"])
-                found[path] = None
-    return list(found)
+    return [path.decode(errors="replace") for path in patch_paths(patch)]
 
 
 def pattern(path: str) -> str:
@@ -94,11 +86,6 @@ def _reversed_header(line: str) -> str:
 
 def _other_side(name: str) -> str:
     return {"a/": "b/", "b/": "a/"}.get(name[:2], name[:2]) + name[2:]
-
-
-def _unescaped(path: str) -> str:
-    """Return a path that git has put in quotes, with `\\303` and the like for its bytes."""
-    return codecs.escape_decode(path.encode())[0].decode(errors="replace")
 
 
 def _lines(text: str) -> list[str]:
