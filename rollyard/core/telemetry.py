@@ -14,7 +14,7 @@ REGISTRY = CollectorRegistry()
 ROLLOUTS_FINISHED = Counter("rollyard_rollouts_finished", "Rollouts by terminal status.", ["status"], registry=REGISTRY)
 REWARDS = Counter(
     "rollyard_rewards",
-    "Rewards above 0 by pool. marks: `suspicious` if the rollout has this metric, else `none`.",
+    "Rewards above 0 by pool, without those of checks. marks: `suspicious` if the rollout has this metric, else `none`.",
     ["namespace", "pool", "marks"],
     registry=REGISTRY,
 )

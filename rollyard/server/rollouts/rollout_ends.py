@@ -61,7 +61,7 @@ class RolloutEnds:
     def note(self, record: RolloutRecord) -> None:
         """Count an ended rollout in the metrics, and wake the requests that wait for its end, or for any."""
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
-        if record.reward is not None and record.reward > 0:
+        if record.mode != CHECK and record.reward is not None and record.reward > 0:
             marked = record.summary.get("metrics", {}).get("suspicious", 0.0) > 0
             REWARDS.labels(record.namespace, record.pool, "suspicious" if marked else "none").inc()
         for stage in ("init", "run", "eval"):
