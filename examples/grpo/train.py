@@ -312,17 +312,18 @@ def report(records: Sequence[StepRecord], console: Console) -> None:
 SomeOptions = TypeVar("SomeOptions", bound=Options)
 
 
-def option_parser(description: str | None, runs: Path) -> argparse.ArgumentParser:
-    """`runs`: folder that gets a new folder for each run."""
+def option_parser(description: str | None, name: str, *, steps: int, rate: float) -> argparse.ArgumentParser:
+    """`name`: folder in `demo-output` that gets a new folder for each run. `steps`, `rate`: defaults."""
+    runs = ROOT / "demo-output" / name
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=26, help="about ten minutes on two idle cores  [default: 26]")
+    parser.add_argument("--steps", type=int, default=steps, help=f"training steps  [default: {steps}]")
     parser.add_argument("--minutes", type=float, default=40.0, help="no new step begins after this time  [default: 40]")
     parser.add_argument("--groups", type=int, default=8, help="informative groups of a step")
     parser.add_argument("--n", type=int, default=8, help="rollouts of a group")
     parser.add_argument(
         "--updates", type=int, default=4, help="optimizer steps of a step, each with a part of the rows"
     )
-    parser.add_argument("--rate", type=float, default=8e-5, help="learning rate; it falls to zero over the run")
+    parser.add_argument("--rate", type=float, default=rate, help="learning rate; it falls to zero over the run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--async", dest="stream", action="store_true", help="train from a stream, one step behind")
     parser.add_argument("--held-out", type=int, default=100, help="rollouts of a measurement")
@@ -359,5 +360,5 @@ def run(options: Options, make_tasks: Callable[[Path, Console], TaskSets]) -> No
 
 
 if __name__ == "__main__":
-    given = parse_options(option_parser(__doc__, ROOT / "demo-output" / "grpo"), Options)
+    given = parse_options(option_parser(__doc__, "grpo", steps=26, rate=8e-5), Options)
     run(given, lambda kubeconfig, console: arithmetic(given))

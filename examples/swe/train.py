@@ -19,7 +19,6 @@ from pathlib import Path
 from rich.console import Console
 
 from examples.grpo.train import Options, TaskSets, option_parser, parse_options, run
-from examples.local_server import ROOT
 from examples.swe.repositories import Repository
 from examples.tiny_policy.families import FILES
 from rollyard.client.task_report import TaskReport
@@ -71,7 +70,7 @@ def _rollyard(*words: object) -> int:
 
 
 if __name__ == "__main__":
-    parser = option_parser(__doc__, ROOT / "demo-output" / "swe")
+    parser = option_parser(__doc__, "swe", steps=16, rate=1e-4)
     parser.add_argument("--repositories", type=int, default=8, help="for the training  [default: 8]")
     parser.add_argument("--held-out-repositories", type=int, default=4)
     parser.add_argument(

@@ -75,4 +75,4 @@ async def test_slurm_takes_the_pools_of_the_recipe(new_cluster: NewCluster, tmp_
 def test_the_held_out_reward_rises(trainers: ForkedTrainers, tmp_path: Path) -> None:
     steps = trained(trainers, tmp_path, "--minutes", "60")
     held_out = [step["held_out"] for step in steps if step["held_out"] is not None]
-    assert sum(held_out[-2:]) / 2 > held_out[0] + 0.1, held_out
+    assert sum(held_out[-2:]) / 2 > held_out[0] + 0.05, held_out
