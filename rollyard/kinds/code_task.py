@@ -18,6 +18,12 @@ EMPTIED = ("/tmp/", "/var/tmp/", "/dev/shm/")
 """Folders that are emptied after each case with an input."""
 
 
+_OF_PROGRAMS = (
+    "language", "compile", "run", "compile_seconds", "case_memory", "case_output", "compare", "checker", "interactor",
+)  # fmt: skip
+"""Fields that count for cases with an input alone."""
+
+
 class ProgramFields(Protocol):
     """How a source becomes a running program."""
 
@@ -74,6 +80,8 @@ class JudgeProgram(WireModel):
     """Bash command in place of the language's: it makes files in the folder $BUILD from the file $SOLUTION."""
     run: str | None = None
     """Bash command in place of the language's."""
+    files: dict[Annotated[str, Field(pattern=r"^[^/]+$")], str] = {}
+    """Name -> text of files beside the source, such as testlib.h."""
     seconds: float = Field(default=10.0, gt=0, le=600)
     """Longest CPU time for one case."""
 
@@ -128,6 +136,14 @@ class CodeTask(TaskFields):
     """Parts that must be equal: the words between white space; the lines without white space at their ends; or every byte. The
     tolerances are for words that are numbers."""
 
+    checker: JudgeProgram | None = None
+    """Program that judges the outputs in place of a comparison. Its arguments are three files: input, output, and the case's
+    `output` as the answer. It exits with 0 for a right output, and with 1 for a wrong one. In Python it is a function
+    `check(input, output, answer)` of texts that returns whether the output is right."""
+    interactor: JudgeProgram | None = None
+    """Program whose output is the solution's input, and the other way round. Its arguments and exit codes are a checker's; the
+    file of the output is empty."""
+
     @field_validator("case_output")
     @classmethod
     def _bounded(cls, value: str) -> str:
@@ -140,9 +156,10 @@ class CodeTask(TaskFields):
         if len({case.input is None for case in self.cases}) > 1:
             raise ValueError("write all cases in one form: with `call`, or with `input`")
         self._check_groups()
+        if self.checker is not None or self.interactor is not None:
+            self._check_judge()
         if self.calls_functions:
-            own = ("language", "compile", "run", "compile_seconds", "case_memory", "case_output", "compare")
-            if stray := [f"`{name}`" for name in own if name in self.model_fields_set]:
+            if stray := [f"`{name}`" for name in _OF_PROGRAMS if name in self.model_fields_set]:
                 raise ValueError(f"leave out {', '.join(stray)}: cases with `call` are calls of Python functions")
         elif self.language is None and self.run is None:
             raise ValueError("cases with `input` need `language`, or `run`, a bash command that runs $SOLUTION")
@@ -153,6 +170,14 @@ class CodeTask(TaskFields):
                 f"{inside[0]}: choose another folder, because {', '.join(EMPTIED)} are emptied after a case"
             )
         return self
+
+    def _check_judge(self) -> None:
+        if self.checker is not None and self.interactor is not None:
+            raise ValueError("set either `checker` or `interactor`")
+        if {"compare", "relative_tolerance", "absolute_tolerance"} & self.model_fields_set:
+            raise ValueError("leave out `compare` and the tolerances: the judge decides what is right")
+        if self.checker is not None and self.checker.language == "python" and "def check(" not in self.checker.source:
+            raise ValueError("`checker.source` in Python needs a function `check(input, output, answer)`")
 
     def _check_groups(self) -> None:
         used = Counter(case.group for case in self.cases)

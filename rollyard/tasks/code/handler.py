@@ -25,8 +25,9 @@ from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.code.credit import reward_of
+from rollyard.tasks.code.judge_program import task_judge
 from rollyard.tasks.code.languages import BUILD
-from rollyard.tasks.code.program_cases import check_tools, compared, run_program_cases
+from rollyard.tasks.code.program_cases import CaseVerdicts, check_tools, comparison, run_program_cases
 from rollyard.tasks.scoring import case_driver
 from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import MAX_ERROR_CHARS
@@ -141,8 +142,16 @@ class CodeHandler:
             if code.eval_from_snapshot:
                 return _broken_sandbox(code, error)
             raise TaskError(f"the solution cannot be written in a fresh sandbox: {error}") from error
-        found = await run_program_cases(code, evaluation, compared(code, self._output_checkers), deadline)
+        found = await self._run_programs(code, evaluation, deadline)
         return _score(code, found.passed, found.metrics, found.notes)
+
+    async def _run_programs(self, code: CodeTask, evaluation: Evaluation, deadline: float) -> CaseVerdicts:
+        program = code.checker or code.interactor
+        if program is None:
+            return await run_program_cases(code, evaluation, comparison(code, self._output_checkers), deadline)
+        async with task_judge(program, evaluation, deadline, calls_check=code.checker is not None) as judge:
+            how = judge.check if code.checker is not None else judge.interact
+            return await run_program_cases(code, evaluation, how, deadline)
 
     async def _count_passed(self, code: CodeTask, results: bytes | None) -> dict[str, Any]:
         """Find the calls that did not return the expected value: `failed` has their numbers from 0. All have failed if the

@@ -25,8 +25,16 @@ NOT_FOUND = 127
 """Exit code of bash for a program that is not there."""
 _TIME_IS_UP = "it was not run, because EVAL's time is used up"
 
-JudgedOutput = Callable[[CodeCase, bytes], Awaitable[str | None]]
-"""Returns the reason why an output is wrong; None if it is right."""
+
+@dataclass(frozen=True)
+class JudgedRun:
+    run: ProgramRun
+    why: str | None
+    """Reason why the case did not pass; None if it did."""
+
+
+RunJudge = Callable[[ProgramRunner, ProgramStart, CodeCase], Awaitable[JudgedRun]]
+"""Runs the solution with a case, and judges it."""
 
 
 @dataclass
@@ -36,9 +44,7 @@ class CaseVerdicts:
     notes: list[str] = field(default_factory=list)
 
 
-async def run_program_cases(
-    code: CodeTask, evaluation: Evaluation, judged: JudgedOutput, deadline: float
-) -> CaseVerdicts:
+async def run_program_cases(code: CodeTask, evaluation: Evaluation, judge: RunJudge, deadline: float) -> CaseVerdicts:
     """Compile the solution, which is in the evaluation's sandbox, and run it with each input. `deadline`: time of the loop's
     clock. Raises SandboxStartFailed; TaskError if the image lacks the language."""
     sandbox = evaluation.sandbox
@@ -49,14 +55,14 @@ async def run_program_cases(
         if why := await compile_source(runner, code, commands, code.compile_seconds, deadline):
             verdicts = CaseVerdicts([False] * len(code.cases), {"compile_error": 1.0}, [f"compile error: {why}"])
         else:
-            verdicts = await _run_all(code, runner, commands, judged, deadline)
+            verdicts = await _run_all(code, runner, commands, judge, deadline)
     if not all(verdicts.passed) and await sandbox.was_hurt():
         raise NodeFault(f"while the cases ran: {sandbox.node_fault or 'files of the sandbox were lost'}")
     return verdicts
 
 
 async def _run_all(
-    code: CodeTask, runner: ProgramRunner, commands: Commands, judged: JudgedOutput, deadline: float
+    code: CodeTask, runner: ProgramRunner, commands: Commands, judge: RunJudge, deadline: float
 ) -> CaseVerdicts:
     found = CaseVerdicts([False] * len(code.cases))
     failed: set[str | None] = set()
@@ -68,9 +74,9 @@ async def _run_all(
         if left <= 0:
             why: str | None = _TIME_IS_UP
         else:
-            run = await run_confined(runner, code, commands, case, left)
-            why = await judged(case, run.output) if run.ended_well else str(run)
-            slowest, ran = max(slowest, run.cpu), ran + 1
+            judged = await judge(runner, solution_start(code, commands, left), case)
+            check_start(judged.run, commands.run[0], code.eval_from_snapshot)
+            why, slowest, ran = judged.why, max(slowest, judged.run.cpu), ran + 1
         found.passed[number] = why is None
         if why is not None:
             failed.add(case.group)
@@ -79,15 +85,6 @@ async def _run_all(
         found.notes[MAX_NOTES:] = [f"{len(found.notes) - MAX_NOTES} further cases did not pass either"]
     found.metrics = {"cases_run": float(ran), "slowest_seconds": slowest}
     return found
-
-
-async def run_confined(
-    runner: ProgramRunner, code: CodeTask, commands: Commands, case: CodeCase, left: float
-) -> ProgramRun:
-    """Raises TaskError or SandboxStartFailed if the image has no program to run the solution with."""
-    run = await runner.run(solution_start(code, commands, left), (case.input or "").encode("utf-8", "surrogatepass"))
-    check_start(run, commands.run[0], code.eval_from_snapshot)
-    return run
 
 
 def solution_start(code: CodeTask, commands: Commands, left: float) -> ProgramStart:
@@ -141,21 +138,24 @@ async def check_tools(code: CodeTask, sandbox: Sandbox, seconds: float) -> None:
             raise TaskError(f"the image has no {words[0]}: use an image that has it, or set `compile` and `run`")
 
 
-def compared(code: CodeTask, checkers: CheckerPool) -> JudgedOutput:
+def comparison(code: CodeTask, checkers: CheckerPool) -> RunJudge:
     """Return the comparison with the expected output. What is not the same text is compared in a checker process."""
     rule = OutputRule(code.compare, code.relative_tolerance, code.absolute_tolerance)
     job = json.dumps(asdict(rule)).encode()
 
-    async def judged(case: CodeCase, output: bytes) -> str | None:
+    async def judge(runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> JudgedRun:
+        run = await runner.run(start, (case.input or "").encode("utf-8", "surrogatepass"))
+        if not run.ended_well:
+            return JudgedRun(run, str(run))
         expected = case.output.encode("utf-8", "surrogatepass")
-        if surely_equal(rule, expected, output):
-            return None
+        if surely_equal(rule, expected, run.output):
+            return JudgedRun(run, None)
         try:
-            answer = await checkers.ask(job, expected, output)
+            answer = await checkers.ask(job, expected, run.output)
         except CheckerKilled:
-            return "its output cannot be compared within the limits of time and memory"
-        if "too_large" in answer:
-            return "its output cannot be compared within the limit of memory"
-        return f"wrong answer: {answer['why']}" if answer["why"] is not None else None
+            answer = {}
+        if "why" not in answer:
+            return JudgedRun(run, "its output cannot be compared within the limits of time and memory")
+        return JudgedRun(run, None if answer["why"] is None else f"wrong answer: {answer['why']}")
 
-    return judged
+    return judge

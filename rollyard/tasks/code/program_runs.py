@@ -110,22 +110,30 @@ class ProgramRunner:
                 await self.write(data[begin : begin + _CHUNK])
             await self.end_input()
 
-        return replace(await self.run_beside(start, feed, keep), output=bytes(output))
+        await self.begin(start)
+        return replace(await self.until_end(start, keep, feed()), output=bytes(output))
 
-    async def run_beside(
-        self, start: ProgramStart, feed: Callable[[], Coroutine[Any, Any, None]], output: Output
-    ) -> ProgramRun:
-        """Run a program. `feed` writes its input and ends it, and `output` gets what the program prints."""
-        if not self._alive:
-            return ProgramRun(start.limits)
+    async def begin(self, start: ProgramStart) -> None:
+        """Start a program. Each call needs one of `until_end`."""
         job = {
             "argv": list(start.argv), "env": dict(start.environment), "cwd": start.cwd, "confined": start.confined,
             **asdict(start.limits),
         }  # fmt: skip
         await self._send(b"R", json.dumps(job).encode())
-        end = None
+
+    async def until_end(
+        self, start: ProgramStart, output: Output, feed: Coroutine[Any, Any, None] | None = None
+    ) -> ProgramRun:
+        """Wait until the program has ended. `output` gets what it prints, and `feed` writes its input and ends it."""
+        end, work = None, feed or _nothing()
+        if not self._alive:
+            work.close()
+            return ProgramRun(start.limits)
         with suppress(TimeoutError):
-            async with asyncio.timeout(start.limits.wall_seconds + MARGIN_SECONDS), running(feed()) as feeding:
+            async with (
+                asyncio.timeout(start.limits.wall_seconds + MARGIN_SECONDS),
+                running(work) as feeding,
+            ):
                 end = await self._end(output)
                 await feeding  # a half frame would spoil the next run
         if end is not None:
@@ -179,6 +187,10 @@ def limits_of(cpu_seconds: float, left: float, memory_bytes: int = 0, output_byt
     """Return the limits of one program. `left`: seconds until all must have ended."""
     wall = min(WALL_FACTOR * cpu_seconds + WALL_EXTRA, left)
     return RunLimits(cpu_seconds, max(wall, 0.0), memory_bytes, output_bytes)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _signal_name(number: int) -> str:

@@ -1,0 +1,156 @@
+"""Checkers and interactors of a task, in a sandbox without the agent's code."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rollyard.core.errors import TaskError
+from rollyard.kinds.task import Task
+from rollyard.sandbox.base import SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox_factory import SandboxFactory
+from rollyard.tasks.base import Evaluation, Score
+from rollyard.tasks.code.handler import CodeHandler
+from tests.support.plain_sandbox import LIMITS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Scored = Callable[[str, Task], Awaitable[Score]]
+CASES = [{"input": f"{n}\n", "output": "secret-answer"} for n in (6, 15)]
+FACTORS = """
+def check(input, output, answer):
+    assert answer == 'secret-answer'
+    a, b = map(int, output.split())
+    return a > 1 and b > 1 and a * b == int(input)
+"""
+GUESS = """
+import sys
+secret, left = int(open(sys.argv[1]).read()), 8
+assert open(sys.argv[3]).read() == 'secret-answer'
+while left:
+    line = sys.stdin.readline().split()
+    if not line:
+        print('it ended without an answer', file=sys.stderr)
+        sys.exit(1)
+    if line[0] == '!':
+        sys.exit(0 if int(line[1]) == secret else 1)
+    left -= 1
+    print('<' if secret < int(line[1]) else '>=', flush=True)
+print('too many questions', file=sys.stderr)
+sys.exit(1)
+"""
+BISECTS = """
+low, high = 0, 100
+while high - low > 1:
+    middle = (low + high) // 2
+    print('?', middle, flush=True)
+    low, high = (low, middle) if input() == '<' else (middle, high)
+print('!', low)
+"""
+
+
+def task(**more: Any) -> Task:
+    fields = {"problem": "?", "solution": "/workspace/s.py", "language": "python", "cases": CASES, "case_seconds": 3.0}
+    return Task.model_validate({"kind": "code", **fields, **more})
+
+
+def checker(source: str = FACTORS, **more: Any) -> Task:
+    return task(checker={"language": "python", "source": source, **more})
+
+
+def interactor(source: str = GUESS) -> Task:
+    return task(interactor={"language": "python", "source": source})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scored() -> AsyncIterator[Scored]:
+    handler = CodeHandler()
+    async with SandboxFactory(find_runtime("bubblewrap")) as factory:
+        spec = SandboxSpec(None, LIMITS)
+        async with await factory.start(spec) as sandbox, await factory.start(spec) as other:
+
+            class Other:
+                async def __aenter__(self) -> Any:
+                    return other
+
+                async def __aexit__(self, *_: object) -> None:
+                    pass
+
+            async def score(solution: str, of: Task) -> Score:
+                return await handler.evaluate(of, Evaluation({"solution": solution}, [], 60.0, sandbox, Other))
+
+            yield score
+    await handler.close()
+
+
+@pytest.mark.parametrize(
+    ("solution", "reward", "why"),
+    [
+        ("n = int(input())\nprint(n // 3, 3)", 1.0, "every case passed (2)"),
+        ("n = int(input())\nprint(n, 1)", 0.0, "case 1 of 2: wrong answer"),
+        ("print('x' * 99)", 0.0, "case 1 of 2: wrong answer: the judge cannot read it"),
+        ("pass", 0.0, "case 1 of 2: wrong answer: the judge cannot read it"),
+        ("import sys\nsys.exit(1)", 0.0, "case 1 of 2: it ended with exit code 1"),
+        ("print(open('/workspace/judge/case/answer').read())", 0.0, "case 1 of 2: it ended with exit code 1"),
+    ],
+)
+async def test_a_checker_decides_which_outputs_are_right(
+    scored: Scored, solution: str, reward: float, why: str
+) -> None:
+    source = FACTORS.replace("a, b =", "if output == answer: return True\n    a, b =")
+    found = await scored(solution, checker(source))
+    assert (found.reward, found.notes[0][: len(why)]) == (reward, why)
+
+
+async def test_a_checker_that_fails_at_any_output_is_the_tasks_fault(scored: Scored) -> None:
+    returned, fails = FACTORS.replace("return", "return return"), "def check(input, output, answer): 1 / 0"
+    for source in (FACTORS.replace("return", "raise ValueError #"), returned, fails):
+        with pytest.raises(TaskError, match="the task's judge gives no verdict: it ended with exit code 3: "):
+            await scored("n = int(input())\nprint(n // 3, 3)", checker(source))
+
+
+async def test_a_checker_may_be_compiled_with_files_beside_it(scored: Scored) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    source = '#include <stdio.h>\n#include "own.h"\n'
+    source += 'int main(int c, char **v) { return judge(fopen(v[1], "r"), fopen(v[2], "r")); }'
+    own = (
+        'static int judge(FILE *in, FILE *out) { int n, a, b; fscanf(in, "%d", &n);\n'
+        'if (fscanf(out, "%d%d", &a, &b) != 2) { fprintf(stderr, "two numbers, please"); return 2; }\n'
+        "return a * b != n; }\n"
+    )
+    in_c = task(checker={"language": "c", "source": source, "files": {"own.h": own}})
+    assert (await scored("n = int(input())\nprint(n // 3, 3)", in_c)).reward == 1.0
+    assert (await scored("print(1)", in_c)).notes == ["case 1 of 2: wrong answer: two numbers, please"]
+    with pytest.raises(TaskError, match="the task's judge does not compile: "):
+        await scored("print(1)", task(checker={"language": "c", "source": source.replace("own", "none")}))
+
+
+@pytest.mark.parametrize(
+    ("solution", "reward", "why"),
+    [
+        (BISECTS, 1.0, "every case passed (2)"),
+        ("print('!', 6)", 0.0, "case 2 of 2: wrong answer"),
+        (
+            "for n in range(99):\n    print('?', n, flush=True)\n    input()",
+            0.0,
+            "case 1 of 2: wrong answer: too many questions",
+        ),
+        ("pass", 0.0, "case 1 of 2: wrong answer: it ended without an answer"),
+        ("while True: pass", 0.0, "case 1 of 2: wrong answer: it ended without an answer"),
+        ("print('what?', flush=True)", 0.0, "case 1 of 2: wrong answer"),
+    ],
+)
+async def test_an_interactor_talks_to_the_solution(scored: Scored, solution: str, reward: float, why: str) -> None:
+    found = await scored(solution, interactor())
+    assert (found.reward, found.notes[0][: len(why)]) == (reward, why)
+
+
+async def test_an_interactor_that_always_fails_is_the_tasks_fault(scored: Scored) -> None:
+    with pytest.raises(TaskError, match="the task's judge gives no verdict"):
+        await scored("pass", interactor("import os\nos.abort()"))
