@@ -14,6 +14,7 @@ from rollyard.kinds.base import WireModel
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"([0-9.]+)([GMK])")
 _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
@@ -194,10 +195,12 @@ class HarborConfig(HarborTable):
 
 
 def resolved(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with the values of their `${NAME}` and `${NAME:-default}`. Raises ValueError for a name without a
-    value."""
+    """Return variables with the values of their `${NAME}` and `${NAME:-default}`. Raises ValueError for a wrong name, and for
+    one without a value."""
     found = {}
     for name, value in env.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a variable: write letters, digits and _")
         form = _VARIABLE.fullmatch(value)
         if form is not None:
             given = variables.get(form[1], form[2])

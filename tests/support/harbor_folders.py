@@ -109,7 +109,7 @@ CASES = {
     ),
     "NaN": HarborCase(one_step(test=f"{TEST}echo '{{\"reward\": NaN}}' > /logs/verifier/reward.json\n"), [WRITE], None),
     "time-out of the agent": HarborCase(
-        one_step("[agent]\ntimeout_sec = 3\n"), [f"{WRITE}; sleep 60; rm /work/answer.txt"], 1.0
+        one_step("[agent]\ntimeout_sec = 5\n"), [f"{WRITE}; sleep 60; rm /work/answer.txt"], 1.0
     ),
     "time-out of the verifier": HarborCase(
         one_step("[verifier]\ntimeout_sec = 1\n", f"{TEST}sleep 60\n{GRADE}"), [WRITE], None

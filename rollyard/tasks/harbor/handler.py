@@ -95,7 +95,7 @@ class HarborHandler:
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         harbor = _read(task)
         if harbor.is_shared:
-            steps = self._steps[sandbox]
+            steps = self._steps.get(sandbox) or SharedSteps(harbor, sandbox)  # a fork has no INIT of its own
             await steps.finish()
             return {STEPS: to_text(steps.results)}
         if harbor.is_separate:

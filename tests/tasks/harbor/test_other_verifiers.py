@@ -105,6 +105,7 @@ REFUSED = {
     "no test": (HarborFolder("", {"instruction.md": "a"}), "no tests/test.sh"),
     "no instruction": (HarborFolder("", {"tests/test.sh": GRADE}), "no instruction.md"),
     "variable": (one_step('[verifier.env]\nKEY = "${HARBOR_TOKEN}"\n'), "give HARBOR_TOKEN a value"),
+    "name of a variable": (one_step('[verifier.env]\n"-i" = "a"\n'), "'-i' is not the name"),
     "separate steps": (two_steps(of_each='verifier = {environment_mode = "separate"}\n'), "a separate verifier of a task with"),
 }  # fmt: skip
 
