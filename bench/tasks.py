@@ -27,8 +27,9 @@ from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.base import Evaluation
+from rollyard.tasks.rows.dataset_row import Converted
 from rollyard.tasks.swe.handler import SweHandler
-from rollyard.tasks.swe.rows.conversion import Converted, convert
+from rollyard.tasks.swe.rows.conversion import convert
 from rollyard.tasks.swe.rows.released_packages import NoPackages
 from tests.support.swe_instances.instance import Instance, instance
 from tests.support.swe_instances.pairs import MEASURED

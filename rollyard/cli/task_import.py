@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
-from collections import Counter
 from pathlib import Path
 
 import click
 
-from rollyard.cli.written_file import say, written_file
+from rollyard.cli.row_import import import_rows
+from rollyard.cli.written_file import say
 from rollyard.host.node_cache import node_cache
-from rollyard.tasks.swe.rows.conversion import Unconverted, convert
+from rollyard.tasks.swe.rows.conversion import convert
 from rollyard.tasks.swe.rows.families import NAMES, family_named
 from rollyard.tasks.swe.rows.released_packages import NoPackages, ReleasedPackages
-from rollyard.tasks.swe.rows.row_file import numbered_rows
 
 
 @click.command("swe")
@@ -35,20 +32,6 @@ def import_(file: Path, output: Path | None, family: str | None, environment: bo
     FILE has JSON lines, a JSON list, or Parquet (with pyarrow). Rows that cannot become a task are refused, each with its
     line and a reason, on standard error. Exit code 1: no row became a task."""
     chosen = None if family is None else family_named(family)
-    converted, reasons = Counter[str](), Counter[str]()
     specs = ReleasedPackages(node_cache(), say) if environment else NoPackages()
-    with contextlib.closing(specs), written_file(output) as tasks:
-        for number, row in numbered_rows(file):
-            made = convert(row, specs, chosen)
-            if isinstance(made, Unconverted):
-                reasons[made.reason] += 1
-                say(f"{file}:{number}: refused: {made.reason}")
-            else:
-                converted[made.family] += 1
-                tasks.write(json.dumps(made.task) + "\n")
-    for name, count in converted.most_common():
-        say(f"{count:7} converted  {name}")
-    for reason, count in reasons.most_common():
-        say(f"{count:7} refused    {reason}")
-    if not converted:
-        sys.exit(1)
+    with contextlib.closing(specs):
+        import_rows(file, output, lambda row: convert(row, specs, chosen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rollyard.cli.harbor_import import import_harbor, list_folders
+from rollyard.cli.stem_import import import_stem
 from rollyard.cli.task_check import check
 from rollyard.cli.task_import import import_
 from rollyard.cli.task_regrade import regrade
@@ -22,6 +23,7 @@ def import_group() -> None:
 
 import_group.add_command(import_)
 import_group.add_command(import_harbor)
+import_group.add_command(import_stem)
 tasks.add_command(list_folders)
 tasks.add_command(check)
 tasks.add_command(regrade)

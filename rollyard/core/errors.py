@@ -73,7 +73,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
 - tasks/harbor: UnreadableReward
-- tasks/swe/rows: RowRefused
+- tasks/rows: RowRefused
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall, NoCall
 - sandbox_agent, which imports no other part of Rollyard: BrokenChanges, EditError, ImageDiffers, KernelUnusable, ShellEnded,

@@ -12,7 +12,8 @@ import pytest
 
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Status
-from rollyard.tasks.swe.rows.conversion import Converted, convert
+from rollyard.tasks.rows.dataset_row import Converted
+from rollyard.tasks.swe.rows.conversion import convert
 from rollyard.tasks.swe.rows.released_packages import NoPackages
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trajectory import Trajectory

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
-
-import pydantic
 
 from rollyard.kinds.swe_task import SweTask
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields
 from rollyard.tasks.swe.rows.families import RowFamily, family_of, unwrapped
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields
 
 _METADATA = ("instance_id", "repo", "version", "language", "difficulty", "commit_hash")
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    family: str
-    task: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Unconverted:
-    reason: str
 
 
 def convert(fields: Any, specs: EvalSpecs, family: RowFamily | None = None) -> Converted | Unconverted:
@@ -49,11 +36,8 @@ def _task(family: RowFamily, row: DatasetRow, specs: EvalSpecs) -> dict[str, Any
 
 
 def _check(fields: Fields) -> None:
+    check_fields(SweTask, fields)
     try:
         parse_image(fields["image"])
-        SweTask.model_validate(fields)
-    except pydantic.ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the task'}: {e['msg']}" for e in error.errors()[:3])
-        raise RowRefused(f"it makes no valid task: {problems}") from None
     except ValueError as error:
         raise RowRefused(str(error)) from None

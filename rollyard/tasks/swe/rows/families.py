@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows import r2e, scale_swe, swe_bench, swe_bench_pro, swe_gym, swe_rebench, swe_smith, swemer
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields
 
 
 @dataclass(frozen=True)

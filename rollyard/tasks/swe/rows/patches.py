@@ -6,8 +6,8 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from rollyard.tasks.rows.dataset_row import RowRefused
 from rollyard.tasks.swe.patch_paths import patch_paths
-from rollyard.tasks.swe.rows.row import RowRefused
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
 _SPECIAL = re.compile(r"[*?\[]")

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.patches import difference
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused, registry_image
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, registry_image
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ISSUE = re.compile(r"\[ISSUE\](.*)\[/ISSUE\]", re.DOTALL)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import Unavailable
+from rollyard.tasks.rows.dataset_row import RowRefused
 from rollyard.tasks.swe.rows import specs_program
-from rollyard.tasks.swe.rows.row import EvalSpec, RowRefused
+from rollyard.tasks.swe.rows.row import EvalSpec
 
 PACKAGES = ("swebench==4.1.0", "swesmith==0.0.9", "unidiff==0.7.5")
 

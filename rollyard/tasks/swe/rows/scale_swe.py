@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from rollyard.tasks.rows.dataset_row import DatasetRow
 from rollyard.tasks.swe.rows.bash_text import TRUST
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, registry_image, statement
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, registry_image, statement
 
 _WRITTEN_END = "\\n"
 """A backslash and an n, with which the published commands end."""

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.patches import patterns
-from rollyard.tasks.swe.rows.row import (
-    DatasetRow,
-    EvalSpec,
-    EvalSpecs,
-    Fields,
-    RowRefused,
-    own_parser,
-    registry_image,
-    statement,
-)
+from rollyard.tasks.swe.rows.row import EvalSpec, EvalSpecs, Fields, own_parser, registry_image, statement
 
 
 def complete(row: DatasetRow, _: EvalSpecs) -> Fields:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.bash_text import TRUST, heard_after, written
 from rollyard.tasks.swe.rows.patches import changed_paths, pattern
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused, registry_image, statement
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, registry_image, statement
 
 _RUN = "/tmp/run_script.sh"
 _HEADINGS = (("Requirements", "requirements"), ("New interfaces introduced", "interface"))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.bash_text import heard_after
 from rollyard.tasks.swe.rows.patches import changed_paths
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused, registry_image, statement
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, registry_image, statement
 
 Version = tuple[int, ...]
 _MYPY = "python -m pip install -r test-requirements.txt; python -m pip install -e .; "

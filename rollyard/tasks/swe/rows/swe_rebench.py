@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.bash_text import heard_after
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused, own_parser, registry_image, statement
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, own_parser, registry_image, statement
 
 _NO_INTERFACE = "No new interfaces are introduced."
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shlex
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.bash_text import TRUST, with_input
 from rollyard.tasks.swe.rows.patches import changed_paths, pattern, reversed_patch
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused, own_parser, registry_image, statement
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, own_parser, registry_image, statement
 
 _SAME_PARSER = {"AutogradAc044f0d": "PythonProfile", "Paramiko23f92003": "PythonProfile"}
 """Profiles with a parser of their own for lines of pytest that ours reads too."""

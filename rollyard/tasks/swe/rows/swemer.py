@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
 from rollyard.tasks.swe.rows.bash_text import heard_after
-from rollyard.tasks.swe.rows.row import DatasetRow, EvalSpecs, Fields, RowRefused, registry_image, statement
+from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, registry_image, statement
 
 
 def convert(row: DatasetRow, _: EvalSpecs) -> Fields:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollyard.tasks.swe.rows.conversion import Converted, Unconverted, convert
+from rollyard.tasks.rows.dataset_row import Converted, Unconverted
+from rollyard.tasks.swe.rows.conversion import convert
 from rollyard.tasks.swe.rows.families import NAMES, family_named
 from rollyard.tasks.swe.rows.released_packages import NoPackages, ReleasedPackages
 from tests.support import swe_rows

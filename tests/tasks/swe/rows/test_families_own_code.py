@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from rollyard.tasks.rows.dataset_row import Converted
 from rollyard.tasks.swe.rows.bash_text import TRUST
-from rollyard.tasks.swe.rows.conversion import Converted, convert
+from rollyard.tasks.swe.rows.conversion import convert
 from rollyard.tasks.swe.rows.released_packages import NoPackages
 from tests.support import family_verdicts, swe_rows
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.tasks.rows.dataset_row import RowRefused
 from rollyard.tasks.swe.rows.patches import changed_paths, difference, pattern, reversed_patch
-from rollyard.tasks.swe.rows.row import RowRefused
 
 BEFORE = {
     "kept.txt": "one\ntwo\n\nthree\n\x0cfour\r\nfive\nsix\nseven\neight\nnine\nten\n",

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from rollyard.core.errors import BadRequest
-from rollyard.tasks.swe.rows.row_file import numbered_rows
+from rollyard.tasks.rows.row_file import numbered_rows
 
 ROWS = [{"a": "x", "b": ["1", "2"], "c": {"d": None}}, {"a": "y", "b": [], "c": {"d": 2}}]
 
@@ -46,7 +46,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
     program = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from rollyard.tasks.swe.rows.row_file import numbered_rows
+from rollyard.tasks.rows.row_file import numbered_rows
 list(numbered_rows(pathlib.Path(sys.argv[1])))
 """
     command = [sys.executable, "-c", program, str(tmp_path / "rows.parquet"), str(tmp_path)]

@@ -1,0 +1,35 @@
+"""The rows of a file to lines of tasks, with what is said about each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollyard.cli.written_file import say, written_file
+from rollyard.tasks.rows.dataset_row import Converted, Unconverted
+from rollyard.tasks.rows.row_file import numbered_rows
+
+
+def import_rows(file: Path, output: Path | None, convert: Callable[[Any], Converted | Unconverted]) -> None:
+    """Write one line for each row that becomes a task. Name each refused row with its line and the reason on standard error,
+    and exit with 1 if no row became a task."""
+    converted, reasons = Counter[str](), Counter[str]()
+    with written_file(output) as tasks:
+        for number, row in numbered_rows(file):
+            made = convert(row)
+            if isinstance(made, Unconverted):
+                reasons[made.reason] += 1
+                say(f"{file}:{number}: refused: {made.reason}")
+            else:
+                converted[made.family] += 1
+                tasks.write(json.dumps(made.task) + "\n")
+    for name, count in converted.most_common():
+        say(f"{count:7} converted  {name}")
+    for reason, count in reasons.most_common():
+        say(f"{count:7} refused    {reason}")
+    if not converted:
+        sys.exit(1)

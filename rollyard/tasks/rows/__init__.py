@@ -1,0 +1,1 @@
+"""Rows of published data sets, which the task kinds convert to tasks."""
