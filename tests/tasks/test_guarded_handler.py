@@ -50,6 +50,12 @@ class Handler:
     async def init(self, task: Task, sandbox: Any) -> Any:
         return self._answer("init", None)
 
+    def restore_rules(self, task: Task) -> Any:
+        return self._answer("restore_rules", None)
+
+    def collect_seconds(self, task: Task) -> Any:
+        return self._answer("collect_seconds", 1)
+
     async def solve(self, task: Task, sandbox: Any) -> Any:
         return self._answer("solve", None)
 
@@ -79,6 +85,8 @@ CALLS: dict[str, Callable[[GuardedHandler], Any]] = {
     "tools": lambda h: h.tools(TASK),
     "prompt": lambda h: h.prompt(TASK),
     "init": lambda h: h.init(TASK, SANDBOX),
+    "restore_rules": lambda h: h.restore_rules(TASK),
+    "collect_seconds": lambda h: h.collect_seconds(TASK),
     "solve": lambda h: h.solve(TASK, SANDBOX),
     "collect": lambda h: h.collect(TASK, SANDBOX),
     "evaluate": lambda h: h.evaluate(TASK, Evaluation({}, [], 1.0)),
@@ -147,6 +155,7 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
         ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
         ("prompt", [{"content": "?"}]), ("prompt", [{"role": "user", "content": "\ud800"}]),
         ("prompt", [{"role": "user", "content": b"raw"}]),
+        ("restore_rules", "/tests"), ("collect_seconds", "1"), ("collect_seconds", float("inf")),
         ("solve", 42), ("solve", "\ud800"), ("collect", b"raw"),
         ("collect", {"a": bytearray(b"raw")}), ("collect", {"a": "\ud800"}),
         ("evaluate", 1.0), ("evaluate", Score(float("nan"))), ("evaluate", Score(float("inf"))),

@@ -10,24 +10,39 @@ from tests.tasks.harbor.conftest import HarborSite
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+SHORT = 4
+"""Attacks of every run. `test_cases.py` has more of them."""
+ONE = "echo 1 > /logs/verifier/reward.txt"
+FALSE_GREP = "printf '#!/bin/bash\\nexit 0\\n' > /bin/grep"
 ATTACKS = {
+    "another grep": f"rm /bin/grep; {FALSE_GREP}; chmod +x /bin/grep",
+    "another grep that comes first": "mkdir -p /usr/local/bin; printf '#!/bin/bash\\nexit 0\\n' > /usr/local/bin/grep; "
+    "chmod +x /usr/local/bin/grep",
+    "another bash": f"cp /bin/bash /b; printf '#!/b\\n{ONE}\\n' > /new; chmod +x /new; rm /bin/bash; mv /new /bin/bash",
+    "a test script": f"mkdir -p /tests; printf '#!/bin/bash\\n{ONE}\\n' > /tests/test.sh; chmod -w /tests/test.sh",
     "nothing": "true",
     "a reward file": FORGED,
     "a reward file that comes back": f"(while true; do {FORGED}; done) >/dev/null 2>&1 & sleep 0.1",
     "a link in the place of the logs": f"rm -rf /logs; mkdir -p /x/verifier; ln -s /x /logs; {FORGED}",
     "a link in the place of the verifier's logs": f"rm -rf /logs/verifier; mkdir /x; ln -s /x /logs/verifier; {FORGED}",
     "a file in the place of the logs": "rm -rf /logs; echo 1 > /logs",
-    "a test script": f"mkdir -p /tests; printf '#!/bin/bash\n{FORGED}' > /tests/test.sh; chmod -w /tests/test.sh",
-    "another grep": "rm /bin/grep; printf '#!/bin/bash\nexit 0\n' > /bin/grep; chmod +x /bin/grep",
-    "another grep that comes first": "mkdir -p /usr/local/bin; printf '#!/bin/bash\nexit 0\n' > /usr/local/bin/grep; "
-    "chmod +x /usr/local/bin/grep",
-    "another bash": f"cp /bin/bash /b; printf '#!/b\n{FORGED}' > /new; chmod +x /new; rm /bin/bash; mv /new /bin/bash",
     "no programs": "rm -rf /bin/* /usr/bin/*",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("work", ATTACKS.values(), ids=ATTACKS.keys())
+@pytest.mark.parametrize("work", [*ATTACKS.values()][:SHORT], ids=[*ATTACKS][:SHORT])
 async def test_no_attack_gets_the_reward(site: HarborSite, work: str) -> None:
+    assert (await site.score(one_step(), work)).reward == 0.0
+
+
+async def test_a_false_program_deceives_a_shared_verifier(site: HarborSite) -> None:
+    assert (await site.score(one_step(), ATTACKS["another grep"], verifier="shared")).reward == 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("site", ["bubblewrap", "apptainer"], indirect=True)
+@pytest.mark.parametrize("work", ATTACKS.values(), ids=ATTACKS.keys())
+async def test_no_attack_gets_it_on_any_runtime(site: HarborSite, work: str) -> None:
     assert (await site.score(one_step(), work)).reward == 0.0
 
 
