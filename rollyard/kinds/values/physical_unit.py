@@ -80,7 +80,7 @@ _NAMES = {
     "coulomb": "C", "farad": "F", "ohm": "Ω", "siemens": "S", "siemen": "S", "tesla": "T", "weber": "Wb", "henry": "H",
     "henries": "H", "lumen": "lm", "lux": "lx", "becquerel": "Bq", "gray": "Gy", "sievert": "Sv", "liter": "L", "litre": "L",
     "molar": "M", "electronvolt": "eV", "electron-volt": "eV", "calorie": "cal", "tonne": "t", "dalton": "Da", "amu": "u",
-    "gauss": "G", "curie": "Ci", "poise": "P", "parsec": "pc", "lightyear": "ly", "light-year": "ly", "year": "yr",
+    "gauss": "G", "curie": "Ci", "poise": "P", "parsec": "pc", "lightyear": "ly", "light-year": "ly", "y": "yr", "year": "yr",
     "byte": "B", "radian": "rad", "rads": "rad", "steradian": "sr", "degree": "°", "deg": "°", "arcminute": "arcmin",
     "arcsecond": "arcsec", "revolution": "cycle", "rev": "cycle", "turn": "cycle", "minute": "min", "mins": "min",
     "hour": "h", "hr": "h", "day": "d", "angstrom": "Å", "ångström": "Å", "inch": "in", "inche": "in", "foot": "ft",

@@ -29,6 +29,9 @@ def chosen(answer: str, options: Sequence[str]) -> frozenset[str]:
     if (found := _REASONED.fullmatch(bare)) and found[1] <= last:
         other = re.search(rf"(?<![\w'])[A-{last}](?![\w'])", found["reason"])
         return frozenset() if other else frozenset(found[1])
+    labelled = _LABELLED.fullmatch(bare)
+    if labelled and (named := _by_text(labelled["text"].strip("()"), options)) == {labelled[1].upper()}:
+        return named
     return _by_text(answer, options)
 
 

@@ -55,7 +55,7 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 _UNCERTAINTY = re.compile(r"\s*±\s*[\d.]+(?:\s*\*\s*10\^\{[+-]?\d+\})?%?")
 _OF = re.compile(r"(?<=\S) of (?:the )?[^\W\d_]\w*(?: [^\W\d_]+)?$")
 _NOUNS = re.compile(r"[^\W\d_]+(?:['’.-][^\W\d_]+)*[.,]?")
-_NAME = re.compile(r"(?:[^\W\d]|[\\_^{}()|'’ ]|(?<=[_^{\w])\d|\*)*")
+_NAME = re.compile(r"(?:[^\W\d]|[\\_^{}()|'’° ]|(?<=[_^{\w])\d|\*)*")
 MAX_EXPONENT = 400
 
 
@@ -64,6 +64,8 @@ class Quantity:
     value: Fraction
     unit: PhysicalUnit | None = None
     """None: the number has no unit, or a noun in its place."""
+    implied: bool = False
+    """Whether the unit is not written. A multiple of π is in radians where an angle is asked for."""
     noun: str = ""
     """Word behind the number that is no known unit, such as `apples`."""
 
@@ -105,6 +107,8 @@ def read_quantity(plain: str) -> Quantity | None:
     first, _, after = rest.partition(" ")
     if first.casefold().removesuffix("s") in _SCALES:
         value, rest = value * 10 ** _SCALES[first.casefold().removesuffix("s")], after
+    if not rest and "π" in text:
+        return Quantity(value, read_unit("rad"), implied=True)
     return _with_unit(value, rest)
 
 

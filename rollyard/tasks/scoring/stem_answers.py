@@ -73,7 +73,7 @@ def judge_number(task: StemTask, answer: str) -> Mapping[str, Any]:
 def in_unit(quantity: Quantity, unit: PhysicalUnit | None) -> Fraction | None:
     """Return the number of an answer in the reference's unit; None for another dimension. Without a unit of the reference,
     shares such as % are plain numbers, and every other unit is taken for the one that was meant."""
-    if quantity.unit is None:
+    if quantity.unit is None or (quantity.implied and (unit is None or unit.powers != quantity.unit.powers)):
         return quantity.value if unit is None or not quantity.noun else None
     if unit is None:
         return quantity.value * (quantity.unit.factor if quantity.unit.dimensionless else 1)

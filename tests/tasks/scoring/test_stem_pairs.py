@@ -47,7 +47,7 @@ def task_of(pair: StemPair) -> StemTask:
     return StemTask.model_validate(fields)
 
 
-REFUSED = {("0.050", "0.05 mol of NaOH per liter"), ("45", r"\frac{\pi}{4}")}
+REFUSED = {("0.050", "0.05 mol of NaOH per liter"), ("7", "seven (7)")}
 """Right answers that the checker refuses."""
 REWARDED: set[tuple[str, str]] = set()
 """Wrong answers that the checker rewards."""
