@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from rollyard.cli.code_import import import_code
 from rollyard.cli.harbor_import import import_harbor, list_folders
 from rollyard.cli.stem_import import import_stem
 from rollyard.cli.task_check import check
@@ -24,6 +25,7 @@ def import_group() -> None:
 import_group.add_command(import_)
 import_group.add_command(import_harbor)
 import_group.add_command(import_stem)
+import_group.add_command(import_code)
 tasks.add_command(list_folders)
 tasks.add_command(check)
 tasks.add_command(regrade)
