@@ -42,7 +42,6 @@ async def factory() -> AsyncIterator[SandboxFactory]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox(factory: SandboxFactory) -> AsyncIterator[Sandbox]:
     async with await factory.start(SandboxSpec(None, LIMITS)) as made:
-        await made.bash("true", 10)
         yield made
 
 

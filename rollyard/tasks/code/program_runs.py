@@ -175,6 +175,7 @@ class ProgramRunner:
 @asynccontextmanager
 async def program_runner(sandbox: Sandbox) -> AsyncIterator[ProgramRunner]:
     """Start the runner. It ends every process of the sandbox's tools. Raises SandboxStartFailed."""
+    await sandbox.prepare(["bash"])  # a bash that ends before its first prompt counts as broken
     try:
         program = await sandbox.start_program(ProgramSpec([], own=RUNNER))
     except ProgramRefused as error:
