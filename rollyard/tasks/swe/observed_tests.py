@@ -19,20 +19,28 @@ class ObservedTests:
 
     def __init__(self, statuses: Mapping[str, str]) -> None:
         self._statuses = statuses
-        self._untimed = {_untimed(name): status for name, status in statuses.items()}
+        self._untimed: dict[str, list[str]] = {}
+        for name in statuses:
+            self._untimed.setdefault(_untimed(name), []).append(name)
 
-    def status(self, name: str) -> str | None:
-        """Return the status of the test that a list calls `name`; None if the log does not name it.
+    def meant(self, name: str) -> list[str]:
+        """Return the tests of the log that a list calls `name`.
 
         Exact names come first, then names without times. A name that was cut inside its parameters, as `test[a` is, means all
-        tests that begin with it. They count only if all of them passed or none did; SWE-bench grades so too.
+        tests that begin with it.
         """
-        found = self._statuses.get(name) or self._untimed.get(_untimed(name))
-        if found is None and name.count("[") > name.count("]"):
-            begun = [status for full, status in self._statuses.items() if full.startswith(name)]
-            if len({status in _PASSED for status in begun}) == 1:
-                return begun[0]
+        if name in self._statuses:
+            return [name]
+        found = self._untimed.get(_untimed(name), [])
+        if not found and name.count("[") > name.count("]"):
+            return [full for full in self._statuses if full.startswith(name)]
         return found
+
+    def status(self, name: str) -> str | None:
+        """Return the status of what a list calls `name`; None if the log does not name it. Several tests under one name count
+        only if all of them passed or none did; SWE-bench grades so too."""
+        found = [self._statuses[full] for full in self.meant(name)]
+        return found[0] if len({status in _PASSED for status in found}) == 1 else None
 
 
 def _untimed(name: str) -> str:
