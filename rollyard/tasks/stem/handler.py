@@ -54,7 +54,7 @@ class StemHandler:
             note = "no answer found: the last turn has neither a whole \\boxed{...} nor `Answer: ...`"
             return Score(0.0, {"answered": 0.0}, [note])
         if fields.form == "open":
-            return await judged(fields, answer, evaluation.models.judge)
+            return await judged(fields, answer, evaluation.models)
         if fields.form == "expression":
             return await checked_score(self._algebra, fields.answer, answer)
         return await checked_score(self._checkers, fields.model_dump_json(exclude_unset=True), answer)

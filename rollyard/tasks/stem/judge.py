@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from rollyard.kinds.stem_task import StemTask
-from rollyard.tasks.base import Message, RoleModel, Score
+from rollyard.tasks.base import Message, RoleModels, Score
 from rollyard.tasks.scoring.final_answer import MAX_ANSWER_CHARS
 from rollyard.tasks.stem.evasions import evasion, readable, words
 
@@ -32,7 +32,7 @@ class Judgement(BaseModel):
     correct: bool
 
 
-async def judged(task: StemTask, answer: str, judge: RoleModel) -> Score:
+async def judged(task: StemTask, answer: str, models: RoleModels) -> Score:
     """Score an open answer. The judge is asked only about answers that might be right and are not the reference itself. An
     answer that it calls right must be wrong beside the reference of another question."""
     answered = {"answered": 1.0}
@@ -46,19 +46,19 @@ async def judged(task: StemTask, answer: str, judge: RoleModel) -> Score:
     judgements: list[Judgement] = []
     needed = task.judgements // 2 + 1
     while max(_count(judgements, True), _count(judgements, False)) < needed:
-        judgements.append(await _ask(judge, task, answer, SPREAD if task.judgements > 1 else 0.0))
+        judgements.append(await _ask(models, task, answer, SPREAD if task.judgements > 1 else 0.0))
     right = _count(judgements, True) == needed
     notes = [f"judge: {'right' if one.correct else 'wrong'}: {one.reason}" for one in judgements]
     parts = {"judged_right": _count(judgements, True) / len(judgements)}
     metrics = {**answered, "judgements": float(len(judgements))}
-    if right and (await _ask(judge, _about_another(task, answer), answer, 0.0)).correct:
+    if right and (await _ask(models, _about_another(task, answer), answer, 0.0)).correct:
         fooled = "the judge also calls the answer right beside the reference of another question, so it does not count"
         return Score(0.0, {**metrics, "fooled_judge": 1.0}, [fooled, *notes], parts)
     return Score(float(right), metrics, notes, parts)
 
 
-async def _ask(judge: RoleModel, task: StemTask, answer: str, temperature: float) -> Judgement:
-    found: Judgement = await judge(
+async def _ask(models: RoleModels, task: StemTask, answer: str, temperature: float) -> Judgement:
+    found: Judgement = await models.judge(
         messages(task, answer), schema=Judgement, temperature=temperature, control=messages(task, _HARMLESS)
     )
     return found

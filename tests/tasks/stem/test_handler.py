@@ -56,7 +56,7 @@ async def test_the_question_says_the_form_of_the_answer(handler: StemHandler, fi
     assert handler.tools(task({**fields, "tools": ["ipython"]})) == ["ipython"]
 
 
-@pytest.mark.parametrize("fields", [CHOICE, SEVERAL, NUMBER, EXPRESSION])
+@pytest.mark.parametrize("fields", [CHOICE, SEVERAL, NUMBER, EXPRESSION, OPEN])
 async def test_the_reference_is_right_and_nothing_is_wrong(handler: StemHandler, fields: dict[str, Any]) -> None:
     assert (await score(handler, fields, await handler.solve(task(fields), cast(Any, None)))).reward == 1.0
     for nothing in ([], [""], ["I do not know."], ["\\boxed{}"], ["Answer:"], ["\\boxed{:}"], ["\\boxed{1}", "Hm."]):
