@@ -120,9 +120,9 @@ class Yard:
             "HOME": str(self.folder)
         }
 
-    async def rollyard(self, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
+    async def rollyard(self, *words: str, text: str = "", code: int = 0, seconds: float = 120) -> tuple[str, str]:
         """Run a command as the user of this yard; return its standard output and standard error."""
-        done = await asyncio.to_thread(forked_commands.run, *words, env=self.user_env, text=text, seconds=120)
+        done = await asyncio.to_thread(forked_commands.run, *words, env=self.user_env, text=text, seconds=seconds)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
 

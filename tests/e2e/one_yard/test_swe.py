@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from rollyard.client import AsyncClient
+from rollyard.client.task_report import TaskReport
+from rollyard.client.task_verdict import TaskVerdict
 from rollyard.kinds.rollout import RolloutRequest, Status
+from tests.support.swe_instances.instance import Pair, instance
+from tests.support.swe_instances.pairs import MEASURED, SHORT
 from tests.support.swe_repository import swe_fields
 from tests.support.yard import Yard
+from tests.tasks.swe.test_instances import imported
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(40)]
 
@@ -85,3 +93,30 @@ async def test_a_suspicious_reward_is_found_and_counted(served: tuple[Yard, Asyn
     out, _ = await yard.rollyard("rollouts", "list", "--suspicious")
     assert "swe-marked" in out
     assert "swe-honest" not in out
+
+
+NO_CHANGE = "diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n@@ -0,0 +1 @@\n+no change\n"
+
+
+@pytest.mark.parametrize(
+    "pair", [SHORT, *(pytest.param(one, marks=pytest.mark.long) for one in MEASURED[1:])], ids=lambda pair: pair.id
+)
+async def test_a_check_of_a_real_instance_tells_a_wrong_reference_and_a_free_reward(
+    served: tuple[Yard, AsyncClient], tmp_path: Path, pair: Pair
+) -> None:
+    yard, _ = served
+    one = await asyncio.to_thread(instance, pair)
+    (sound,) = imported([one], tmp_path)
+    fields = sound.model_dump(mode="json")
+    lists = {"fail_to_pass": [], "pass_to_pass": one.made.kept}
+    tasks = [fields, {**fields, "reference_patch": NO_CHANGE}, {**fields, **lists}]
+    (file := tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    report = tmp_path / "report.jsonl"
+    words = ("tasks", "check", str(file), "--pool", "demo", "--runs", "1", "--name", pair.id, "-o", str(report))
+    out, _ = await yard.rollyard(*words, code=1, seconds=900)
+    checked = TaskReport.read(report).tasks
+    assert [task.verdict for task in checked] == [TaskVerdict.SOUND, TaskVerdict.BROKEN, TaskVerdict.FREE], out
+    assert "the reference solution gets 0" in checked[1].why[0]
+    assert (
+        checked[2].why[0].startswith("nothing at all gets 1; the tests pass, and the agent changed nothing that counts")
+    )
