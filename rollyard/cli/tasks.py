@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rollyard.cli.code_import import import_code
+from rollyard.cli.gym_import import import_gym
 from rollyard.cli.harbor_import import import_harbor, list_folders
 from rollyard.cli.stem_import import import_stem
 from rollyard.cli.task_check import check
@@ -26,6 +27,7 @@ import_group.add_command(import_)
 import_group.add_command(import_harbor)
 import_group.add_command(import_stem)
 import_group.add_command(import_code)
+import_group.add_command(import_gym)
 tasks.add_command(list_folders)
 tasks.add_command(check)
 tasks.add_command(regrade)

@@ -45,8 +45,12 @@ def load_handlers() -> Handlers:
             loaded[entry.name] = GuardedHandler(entry.name, entry.load()())
         except BaseException as error:  # noqa: BLE001 - the boundary to code that is not ours
             failed[entry.name] = with_source_line(error, entry.module)
-            log.error(
-                "task kind %s is not available here: its handler cannot be loaded: %s", entry.name, failed[entry.name]
+            # Rollyard's own error: a library that is not installed, which the node agent perhaps does not need
+            log.log(
+                logging.INFO if isinstance(error, RollyardError) else logging.ERROR,
+                "task kind %s is not available here: its handler cannot be loaded: %s",
+                entry.name,
+                failed[entry.name],
             )
     installed_models()
     log.info("task kinds: %s", ", ".join(sorted(loaded)))

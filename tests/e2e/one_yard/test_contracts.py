@@ -117,7 +117,7 @@ async def test_a_bad_submit_says_what_one_can_do(served: tuple[Yard, AsyncClient
     good = {"kind": "math", "problem": "1+1", "answer": "2"}
     for body, words in (
         ({"pool": "nowhere", "task": good}, "existing ones: demo"),
-        ({"pool": "demo", "task": {"kind": "chess"}}, "known ones: code, env, harbor, math"),
+        ({"pool": "demo", "task": {"kind": "chess"}}, "known ones: code, env, gym, harbor, math"),
         ({"pool": "demo", "task": {"kind": "math", "problem": "x"}}, "answer"),
     ):
         with pytest.raises(Invalid, match=words):

@@ -1,0 +1,80 @@
+"""`rollyard tasks import gym`: entries of a procedural data set as tasks of the kind `gym`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rollyard.cli.written_file import say, written_file
+from rollyard.core.errors import BadRequest, TaskError
+from rollyard.kinds.gym_task import GymTask
+from rollyard.kinds.installed_task_fields import check_task
+from rollyard.kinds.task import Task
+from rollyard.tasks.gym.library import ReasoningGym
+
+
+@click.command("gym")
+@click.argument("dataset")
+@click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="number of tasks")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of the data set")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="index of the first entry")
+@click.option("--difficulty", type=click.IntRange(0), help="level of all attributes of the curriculum")
+@click.option("--level", "levels", multiple=True, metavar="NAME=LEVEL", help="level of one attribute; may be repeated")
+@click.option("--config", multiple=True, metavar="NAME=JSON", help="field of the config; may be repeated")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="file of tasks; default: standard output"
+)
+def import_gym(
+    dataset: str,
+    count: int,
+    seed: int,
+    first: int,
+    difficulty: int | None,
+    levels: Sequence[str],
+    config: Sequence[str],
+    output: Path | None,
+) -> None:
+    """Write entries of DATASET, a data set of reasoning-gym, as tasks of the kind gym, one JSON line a task.
+
+    If reasoning-gym is installed here, it makes the first entry, so that a wrong name or config is noticed."""
+    fields: dict[str, Any] = {"library": "reasoning-gym", "dataset": dataset, "seed": seed}
+    optional = {"config": _pairs(config, json.loads), "level": _pairs(levels, int), "difficulty": difficulty}
+    fields |= {name: value for name, value in optional.items() if value not in ({}, None)}
+    metadata = {"dataset": dataset, **({} if difficulty is None else {"difficulty": difficulty})}
+    first_task = Task.model_validate({"kind": "gym", **fields, "index": first, "metadata": metadata})
+    check_task(first_task)
+    asyncio.run(_make_entry(first_task))
+    with written_file(output) as tasks:
+        for index in range(first, first + count):
+            tasks.write(json.dumps({"kind": "gym", **fields, "index": index, "metadata": metadata}) + "\n")
+    say(f"{count:7} tasks  {dataset}")
+
+
+async def _make_entry(task: Task) -> None:
+    try:
+        library = ReasoningGym()
+    except TaskError:
+        say("reasoning-gym is not installed here, so the data set's name and config are not checked")
+        return
+    try:
+        await library.entry(task.fields_as(GymTask))
+    except TaskError as error:
+        raise BadRequest(str(error)) from None
+    finally:
+        await library.close()
+
+
+def _pairs(texts: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any]:
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = read(value)
+        except ValueError:
+            raise BadRequest(f"{text!r}: write NAME=VALUE, such as max_terms=6") from None
+    return found

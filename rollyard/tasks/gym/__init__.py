@@ -1,0 +1,1 @@
+"""Task kind `gym`: tasks of libraries that make and score them by a program."""
