@@ -28,6 +28,7 @@ _SUMMARY = re.compile(rf"({_WORD})(?:[\[(]\S*)? +(\S.*)")
 _PROGRESS = re.compile(rf" ({_WORD})(?:[\[(]\S*)?(?= |$)")
 _WORKER = re.compile(rf"\[gw\d+\] (?:\[ *\d+%\] )?({_WORD})(?:[\[(]\S*)? +(\S.*)")
 _ALONE = re.compile(rf"({_WORD})(?: |$)")
+_PARAMETERS_END = re.compile(r"\](?= |$)")
 _TOTALS = re.compile(r"\d+ \w+(?:, \d+ \w+| subtests \w+)* in \d")
 
 
@@ -68,7 +69,7 @@ def _add_summary(summary: Results, word: str, text: str) -> None:
     if word == "PASSED":
         summary.add(text, status)
         return
-    summary.add(_without_message(text), status)
+    summary.add(_without_reason(text) if word == "XPASS" else _without_message(text), status)
     if status is LogStatus.XFAIL:  # swebench's parser of version 2 keeps the reason in the name
         summary.add(text, status)
 
@@ -82,6 +83,23 @@ def _without_message(text: str) -> str:
     if closed >= 0:
         return text[: closed + 1]
     return text if text.endswith("]") else head
+
+
+def _without_reason(text: str) -> str:
+    """Cut the reason of an XPASS: pytest 6 and 7 put a blank before it, pytest 8 ` - `. Only parameters have blanks; those with
+    unequal numbers of `[` and `]` end at the first `]` before a blank."""
+    begin = max(0, text.find("::"))
+    end = text.find(" ", begin)
+    if end < 0 or "[" not in text[begin:end]:
+        return text if end < 0 else text[:end]
+    ends = [match.end() for match in _PARAMETERS_END.finditer(text, begin)]
+    depth, last = 0, begin
+    for end in ends:
+        piece = text[last:end]
+        depth, last = depth + piece.count("[") - piece.count("]"), end
+        if depth == 0:
+            return text[:end]
+    return text[: ends[0]] if ends else text
 
 
 def _add_progress(found: Results, line: str, pending: str) -> str:

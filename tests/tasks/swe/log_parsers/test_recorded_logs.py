@@ -39,6 +39,58 @@ def test_all_forms_of_pytests_output_give_the_same_passed_tests(form: str) -> No
     assert passed(form) == passed("pytest-rA")
 
 
+REASONS = {
+    "6.2.5": """SKIPPED [1] tests/a.py:21: skip this
+XFAIL tests/a.py::test_x
+  a - b [x] later
+XFAIL tests/a.py::test_par[p - q]
+  list [a] ends]
+XFAIL tests/a.py::test_norun
+  reason: [NOTRUN] never
+XPASS tests/a.py::test_c Needs to be fixed
+XPASS tests/a.py::test_no_reason 
+XPASS tests/a.py::test_parx[x y] Needs [to] - be
+XPASS tests/a.py::test_parx[p - q] Needs [to] - be
+XPASS tests/a.py::test_parx[[1] x] Needs [to] - be
+XPASS tests/a.py::test_parx[a[b] Needs [to] - be
+""",
+    "7.4.4": """SKIPPED [1] tests/a.py:21: skip this
+XFAIL tests/a.py::test_x - a - b [x] later
+XFAIL tests/a.py::test_par[p - q] - list [a] ends]
+XFAIL tests/a.py::test_norun - reason: [NOTRUN] never
+XPASS tests/a.py::test_c Needs to be fixed
+XPASS tests/a.py::test_no_reason 
+XPASS tests/a.py::test_parx[x y] Needs [to] - be
+XPASS tests/a.py::test_parx[p - q] Needs [to] - be
+XPASS tests/a.py::test_parx[[1] x] Needs [to] - be
+XPASS tests/a.py::test_parx[a[b] Needs [to] - be
+""",
+    "9.0.1": """SKIPPED [1] tests/a.py:21: skip this
+XFAIL tests/a.py::test_x - a - b [x] later
+XFAIL tests/a.py::test_par[p - q] - list [a] ends]
+XFAIL tests/a.py::test_norun - [NOTRUN] never
+XPASS tests/a.py::test_c - Needs to be fixed
+XPASS tests/a.py::test_no_reason
+XPASS tests/a.py::test_parx[x y] - Needs [to] - be
+XPASS tests/a.py::test_parx[p - q] - Needs [to] - be
+XPASS tests/a.py::test_parx[[1] x] - Needs [to] - be
+XPASS tests/a.py::test_parx[a[b] - Needs [to] - be
+""",
+}
+"""Summaries of `-rA` by pytest's version."""
+
+
+@pytest.mark.parametrize("version", REASONS)
+def test_pytests_reasons_are_no_part_of_names(version: str) -> None:
+    head = "=========================== short test summary info ============================\n"
+    found = parse_log("pytest", head + REASONS[version] + "============ 3 xfailed, 6 xpassed in 0.12s ============\n")
+    names = ["test_c", "test_no_reason", "test_parx[x y]", "test_parx[p - q]", "test_parx[[1] x]", "test_parx[a[b]"]
+    passed = {name for name, status in found.items() if status is LogStatus.PASSED}
+    assert passed == {f"tests/a.py::{name}" for name in names}
+    for name in ("test_x", "test_par[p - q]", "test_norun"):
+        assert found[f"tests/a.py::{name}"] is LogStatus.XFAIL
+
+
 LINES: list[tuple[str, str, str, str, str | None]] = [
     (
         "redis",
