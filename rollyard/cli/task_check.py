@@ -18,11 +18,11 @@ from rollyard.cli.printable import printable
 from rollyard.cli.progress import counted_progress
 from rollyard.cli.rollout_requests import given_image, read_tasks
 from rollyard.cli.text_files import read_text
+from rollyard.cli.written_file import write_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.repeated_runs import MAX_NAME_CHARS, RepeatedRuns, Variant
 from rollyard.client.task_report import CheckedTask, TaskReport
 from rollyard.client.task_verdict import NOTHING, SOLVE, CheckedRun, TaskVerdict, checked_run, judge
-from rollyard.core.errors import RollyardError
 from rollyard.kinds.rollout import CHECK, ID_PATTERN, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.task import Task
@@ -90,11 +90,7 @@ async def check(
                 found_so_far = _counted(checked.values())
             progress(found_so_far)
     report = TaskReport([checked[digest] for digest in lines])
-    if output is not None:
-        try:
-            report.write(output)
-        except OSError as error:
-            raise RollyardError(f"{output} cannot be written: {error.strerror}") from None
+    write_lines(output, (task.model_dump_json() for task in report.tasks))
     click.echo(printable("\n".join(_table(report))))
     if any(task.verdict is not TaskVerdict.SOUND for task in report.tasks):
         sys.exit(1)

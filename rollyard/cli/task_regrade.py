@@ -17,6 +17,7 @@ from rollyard.cli.output import align
 from rollyard.cli.printable import printable
 from rollyard.cli.progress import counted_progress
 from rollyard.cli.rollout_requests import read_task
+from rollyard.cli.written_file import write_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.rollout import CHECK, RolloutRequest, RolloutView, Status
@@ -78,18 +79,10 @@ async def regrade(
             new[trajectory.id] = trajectory
             progress("")
     pairs = [(view, new[id]) for id, view in old.items()]
-    if output is not None:
-        _write(output, pairs)
+    write_lines(output, (json.dumps(_line(*pair)) for pair in pairs))
     click.echo(printable("\n".join(_table(pairs))))
     if gone or not all(trajectory.status.scored for trajectory in new.values()):
         sys.exit(1)
-
-
-def _write(output: Path, pairs: Sequence[tuple[RolloutView, Trajectory]]) -> None:
-    try:
-        output.write_text("".join(json.dumps(_line(*pair)) + "\n" for pair in pairs))
-    except OSError as error:
-        raise RollyardError(f"{output} cannot be written: {error.strerror}") from None
 
 
 def _new_id(name: str, old: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -35,3 +35,10 @@ def written_file(output: Path | None) -> Iterator[TextIO]:
         raise BadRequest(f"{error.filename or output}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_lines(output: Path | None, lines: Iterable[str]) -> None:
+    """Write these lines to the output, if there is one."""
+    if output is not None:
+        with written_file(output) as opened:
+            opened.writelines(f"{line}\n" for line in lines)

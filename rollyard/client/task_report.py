@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -51,12 +50,6 @@ class TaskReport:
                 f"{file}:{len(found) + 1}: no line of a report of `rollyard tasks check -o FILE`"
             ) from None
         return cls(found)
-
-    def write(self, file: Path) -> None:
-        """Replace the file. Raises OSError."""
-        new = file.with_name(f".{file.name}.new")
-        new.write_text("".join(task.model_dump_json() + "\n" for task in self.tasks))
-        os.replace(new, file)
 
     def choose(
         self, items: Iterable[T], task_of: Callable[[T], Task], only: Collection[TaskVerdict] = (TaskVerdict.SOUND,)
