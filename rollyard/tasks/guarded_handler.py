@@ -1,4 +1,5 @@
-"""The only module that calls task handlers. It checks their exceptions and return values.
+"""The only module that calls task handlers. It checks their exceptions and return values. It is one file, so that every call
+of a handler goes by the same checks.
 
 A task handler of a plug-in is foreign code. If a handler raises an exception that is not in OWN_ERRORS, or returns a
 wrong value, the rollout ends Failed. For an exception, the error names the line in the handler. Such a failure is never
