@@ -23,7 +23,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.client.repeated_runs import MAX_NAME_CHARS, RepeatedRuns, Variant
 from rollyard.client.task_report import CheckedTask, TaskReport
 from rollyard.client.task_verdict import NOTHING, SOLVE, CheckedRun, TaskVerdict, checked_run, judge
-from rollyard.kinds.rollout import CHECK, ID_PATTERN, Stage, Status
+from rollyard.kinds.rollout import CHECK, ID_PATTERN, Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.task import Task
 
@@ -111,8 +111,7 @@ def _wrong_solution(path: Path) -> Variant:
 
 
 async def _opening(client: AsyncClient, namespace: str, whole: RepeatedRuns) -> str:
-    counts = await client.counts(namespace, group=whole.name)
-    there = sum(counts[word] for word in ("queued", *Stage, *(s for s in Status if s.terminal)))
+    there = await whole.there(client, namespace)
     text = f"check {whole.name}: {len(whole.tasks)} tasks, {len(whole)} rollouts"
     if there:
         text += (

@@ -57,6 +57,12 @@ class RepeatedRuns:
                     request = {"id": id, "pool": self.pool, "task": task, "group": self.name, **variant.fields}
                     yield Run(task, variant.name, number), RolloutRequest.model_validate(request)
 
+    async def there(self, client: RolloutClient, namespace: str | None = None) -> int:
+        """Return the number of these runs that the server has. The group may have further ones, such as those of a task that
+        has changed."""
+        own = {request.id for _, request in self.runs()}
+        return len(own & {view.id async for view in client.rollouts(namespace, group=self.name)})
+
     async def ended(
         self, client: RolloutClient, namespace: str | None = None
     ) -> AsyncGenerator[tuple[Run, Trajectory]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -138,6 +139,8 @@ async def test_a_program_that_ends_early_attaches_to_what_it_submitted_and_adds_
         assert found == {run: (float(run.variant == "solve"), 1) for run, _ in whole.runs()}
         assert first in found
         assert len(await _rollouts(client, "early")) == len(whole) == 6
+        changed = Task.model_validate({"kind": "planted", "fault": "sound", "number": 3})
+        assert await dataclasses.replace(whole, tasks=[*tasks[:2], changed]).there(client) == 4
 
 
 async def test_an_answer_in_words_is_scored_though_no_model_has_said_it(yard: Yard) -> None:

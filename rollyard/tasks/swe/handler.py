@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from rollyard.core.errors import StageTimeout, TaskError, TooLarge
-from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, MAX_NOTES_CHARS
 from rollyard.kinds.swe_task import SweTask
 from rollyard.kinds.task import Task
 from rollyard.sandbox.sandbox import Sandbox
@@ -38,6 +38,9 @@ from rollyard.trajectory import Artifact
 TREE, REFUSED, LEFT_OUT = "tree", "refused", "left_out"
 """Parts of the artifact: the snapshot, or the reason why there is none; files that are too large, or no files."""
 MAX_TREE_BYTES = MAX_ARTIFACT_BYTES - (64 << 10)
+MAX_LOG_CHARS = 800
+"""Length of the end of the log in the notes."""
+_LOG = "the log of the tests"
 _SHARE = ", their share of EVAL's time; EVAL needs 4.5 times as long as the tests"
 
 
@@ -121,7 +124,10 @@ class SweHandler:
             runs.append(run.statuses)
         verdict = judge(swe, runs)
         if not verdict.ran and not await self._reference_runs(swe, evaluation, clock):
-            raise TaskError("the tests do not run with the task's own reference either, so there is no verdict")
+            raise TaskError(
+                "the tests do not run with the task's own reference either, so there is no verdict"
+                + _log_end(run.log, MAX_LOG_CHARS, "; with the agent's work the log")
+            )
         seen = marks(swe, run.found, verdict, evaluation.turns)
         if verdict.resolved and may_forge(run.found):
             seen |= await self._control_marks(swe, tree, run.found, evaluation, clock)
@@ -132,6 +138,9 @@ class SweHandler:
             notes.insert(0, f"the tests took more than {run.seconds:.4g} s{share}")
         if LEFT_OUT in evaluation.artifact:
             notes.append(f"left out, because they are too large or no files: {evaluation.artifact[LEFT_OUT]!s}")
+        room = min(MAX_LOG_CHARS, MAX_NOTES_CHARS - sum(map(len, notes)) - 2 * len(_LOG))
+        if not resolved and (end := _log_end(run.log, room, _LOG)):
+            notes.append(end)
         metrics = {
             "passed": verdict.passed, "tests": len(tests_of(swe)), "runs": len(runs), "timed_out": run.log.timed_out,
             "changed_files": len(run.found.written) + len(run.found.deleted), "suspicious": resolved and bool(seen),
@@ -179,7 +188,9 @@ class SweHandler:
             answer = await self._parsers.ask(job, output)
         except CheckerKilled:
             answer = {}
-        return RunStatuses(answer.get("letters", ABSENT * len(tests_of(swe))), answer.get("others", 0))
+        return RunStatuses(
+            answer.get("letters", ABSENT * len(tests_of(swe))), answer.get("others", 0), answer.get("similar", {})
+        )
 
     async def _control_marks(
         self, swe: SweTask, work: WorkingTree, found: TreeDifference, evaluation: Evaluation, clock: EvalTime
@@ -229,6 +240,12 @@ def _read(task: Task) -> SweTask:
     if swe.log_parser is not None:
         parse_log(swe.log_parser, "")
     return swe
+
+
+def _log_end(log: RunLog, most: int, subject: str) -> str:
+    """Return a sentence with the end of a log; nothing if there is no log or no room."""
+    end = log.end(most)
+    return f"{subject} ends with: {end}" if end else ""
 
 
 def _named(tests: Collection[str]) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from rollyard.core.errors import TaskError
 from rollyard.sandbox.program import STDERR, STDOUT, Program, ProgramSpec
 from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.swe.log_parsers.log_lines import lines
 
 MAX_LOG_BYTES = 16 << 20
 """Length of the log that is kept: its end."""
@@ -36,6 +37,13 @@ class RunLog:
     """Output on standard error, if it is kept apart."""
     timed_out: bool = False
     too_long: bool = False
+
+    def end(self, most: int) -> str:
+        """Return the last characters for people, without control characters; at most `most`."""
+        if most <= 0:
+            return ""
+        tail = (self.output[-8 * most :] + self.errors[-8 * most :]).decode("utf-8", "replace")
+        return "\n".join(lines(tail)).strip()[-most:]
 
 
 class _LogEnd:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rollyard.kinds.swe_task import SweTask
 from rollyard.tasks.swe.log_results import ABSENT, LETTERS
@@ -22,6 +22,8 @@ class RunStatuses:
     """One letter for each of the task's tests (`log_results.LETTERS`)."""
     others: int
     """Number of further tests."""
+    similar: Mapping[str, str] = field(default_factory=dict)
+    """Absent test -> name in the log that is like its name."""
 
     @property
     def ran(self) -> bool:
@@ -50,7 +52,7 @@ def judge(swe: SweTask, runs: Sequence[RunStatuses]) -> SweVerdict:
     passed = [2 * count > len(runs) if swe.verdict == "majority" else count == len(runs) for count in counts]
     extra = bool(wanted) and any(run.others for run in runs)
     notes = [
-        f"{test}: {' '.join(_WORDS[run.letters[i]] for run in runs)}"
+        f"{test}: {' '.join(_WORDS[run.letters[i]] for run in runs)}{_similar(test, runs)}"
         for i, test in enumerate(tests)
         if not passed[i]
     ]  # fmt: skip
@@ -59,3 +61,8 @@ def judge(swe: SweTask, runs: Sequence[RunStatuses]) -> SweVerdict:
     if extra:
         notes.append("tests ran that the task does not expect")
     return SweVerdict(all(passed) and not extra, sum(passed) / len(tests), any(run.ran for run in runs), notes)
+
+
+def _similar(test: str, runs: Sequence[RunStatuses]) -> str:
+    names = [run.similar[test] for run in runs if test in run.similar]
+    return f"; the log has `{names[0]}`" if names else ""

@@ -118,7 +118,20 @@ async def test_a_script_with_marks_is_read_between_them_alone(site: Site) -> Non
     artifact = await site.worked(swe_task(), MEND)
     assert (await site.scored(swe_task(script=script), artifact)).reward == 1.0
     found = await site.scored(swe_task(script=script.replace("tests.test_add ", "")), artifact)
-    assert (found.reward, found.notes) == (0.0, [f"{ADD}: did not run"]), "it ran outside of the marks"
+    assert (found.reward, found.notes[0]) == (0.0, f"{ADD}: did not run"), "it ran outside of the marks"
+
+
+async def test_notes_have_the_end_of_the_log_and_a_name_that_is_like_an_absent_one(site: Site) -> None:
+    tail = "printf 'first%01000d\\033[31mred\\033[0m\\a last\\n' 0"
+    task = swe_task(
+        script=f"python3 -m unittest -v tests.test_add tests.test_keep\n{tail}", fail_to_pass=[f"{ADD} [x]"]
+    )
+    found = await site.score(task, MEND)
+    assert found.reward == 0.0
+    assert found.notes[0] == f"{ADD} [x]: did not run; the log has `{ADD}`"
+    assert found.notes[-1].startswith("the log of the tests ends with: 0000")
+    assert found.notes[-1].endswith("00red last")
+    assert len(found.notes[-1]) < 850
 
 
 async def test_tests_that_do_not_run_are_the_agents_fault_if_they_run_with_the_reference(site: Site) -> None:
