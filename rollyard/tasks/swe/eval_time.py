@@ -37,10 +37,10 @@ class EvalTime:
         """Return the time of the next run of the tests. `runs`: number of runs still to come, with this one."""
         return self._share(runs + 2 * CONTROL_TIME, self._most)
 
-    def control(self, runs: int) -> RunTime:
+    def control(self, runs: int, most: float | None = None) -> RunTime:
         """Return the time of a run of control tests, or of the reference. `runs`: number of such runs still to come, with this
-        one."""
-        return self._share(runs, CONTROL_TIME * self._most)
+        one. `most`: longest time of its script, by default a control run's."""
+        return self._share(runs, CONTROL_TIME * self._most if most is None else most)
 
     def _share(self, parts: float, most: float) -> RunTime:
         now = time.monotonic()

@@ -57,6 +57,10 @@ class _TestsRun:
     controls: Collection[str] = ()
     """Control tests among the task's tests."""
 
+    def cut_by_share(self, swe: SweTask) -> bool:
+        """Whether its share of EVAL's time ended the run, and not the task's own limit."""
+        return self.log.timed_out and self.seconds < swe.seconds
+
     def passed_controls(self, swe: SweTask) -> set[str]:
         tests = zip(tests_of(swe), self.statuses.letters, strict=True)
         return {test for test, letter in tests if test in self.controls and letter in GOOD}
@@ -70,6 +74,8 @@ class SweHandler:
         self._parsers = CheckerPool("rollyard.tasks.swe.log_results", harmless)
         self._references: dict[str, bool] = {}
         """Image and task -> whether the tests run with the task's own reference."""
+        self._in_time = set[str]()
+        """Images and tasks whose tests end with the task's own reference in their share of EVAL's time."""
         self._controls: dict[str, set[str]] = {}
         """Image and task -> control tests that pass without an agent, so that they show nothing."""
         self._checking: dict[str, asyncio.Lock] = {}
@@ -123,6 +129,11 @@ class SweHandler:
             run = await self._run(swe, evaluation, clock.tests(swe.repeats - len(runs)), tree, first=not runs)
             runs.append(run.statuses)
         verdict = judge(swe, runs)
+        if not verdict.resolved and run.cut_by_share(swe) and not await self._is_in_time(swe, evaluation, clock, run):
+            raise TaskError(
+                f"the tests do not end within {run.seconds:.4g} s with the task's own reference either{_SHARE}: raise "
+                "`stages.eval.timeoutSeconds` of the pool, or `evaluator.seconds` of the task"
+            )
         if not verdict.ran and not await self._reference_runs(swe, evaluation, clock):
             raise TaskError(
                 "the tests do not run with the task's own reference either, so there is no verdict"
@@ -134,7 +145,7 @@ class SweHandler:
         resolved = verdict.resolved and "forged" not in seen
         notes = [*seen.values(), *verdict.notes]
         if run.log.timed_out:
-            share = _SHARE if run.seconds < swe.seconds else ""
+            share = _SHARE if run.cut_by_share(swe) else ""
             notes.insert(0, f"the tests took more than {run.seconds:.4g} s{share}")
         if LEFT_OUT in evaluation.artifact:
             notes.append(f"left out, because they are too large or no files: {evaluation.artifact[LEFT_OUT]!s}")
@@ -218,6 +229,18 @@ class SweHandler:
             run = await self._run(swe, evaluation, clock.control(1), None, controls=True)
             self._controls[key] = run.passed_controls(swe)
         return self._controls[key]
+
+    async def _is_in_time(self, swe: SweTask, evaluation: Evaluation, clock: EvalTime, work: _TestsRun) -> bool:
+        """Return whether the tests end with the task's reference, or without any change if it has none, in the time that they
+        had with the agent's work. If they do, it is found out once for an image and a task."""
+        key = _key(swe, evaluation)
+        async with self._checking.setdefault(key, asyncio.Lock()):
+            if key not in self._in_time:
+                run = await self._run(swe, evaluation, clock.control(1, most=work.seconds), None)
+                if run.log.timed_out:
+                    return False
+                self._in_time.add(key)
+            return True
 
     async def _reference_runs(self, swe: SweTask, evaluation: Evaluation, clock: EvalTime) -> bool:
         """Return whether the tests run with the task's reference, or without any change if it has none. It is found out once

@@ -68,6 +68,14 @@ async def test_apptainer_gives_the_same_rewards(site: Site) -> None:
     assert (await site.score(swe_task(), f"git add -A; {MEND}; rm -rf .git docs tests")).reward == 1.0
 
 
+async def test_tests_that_are_too_slow_for_eval_with_the_reference_too_take_no_reward_from_honest_work(
+    site: Site,
+) -> None:
+    slow = swe_task(script="sleep 60; python3 -m unittest -v tests.test_add tests.test_keep")
+    with pytest.raises(TaskError, match=r"with the task's own reference either.*raise `stages.eval.timeoutSeconds`"):
+        await site.score(slow, MEND, seconds=12)
+
+
 async def test_work_counts_beside_tests_that_do_not(site: Site) -> None:
     broken = "for f in tests/test_keep.py tests/test_mine.py conftest.py; do echo broken > $f; done"
     work = f"{MEND}; {broken}; rm setup.cfg"
