@@ -74,6 +74,7 @@ async def test_all_places_that_run_texts_are_known(installed: Path) -> None:
     read = {"countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication"}
     read |= {"binary_matrix", "spiral_matrix", "string_insertion", "n_queens"}
     own_texts = {"number_sorting", "bitwise_arithmetic", "basic_arithmetic", "codeio", "propositional_logic"}
+    own_texts |= {"generators_00_49", "generators_50_99"}
     assert {Path(name).stem for name in found} == read | own_texts
 
 
