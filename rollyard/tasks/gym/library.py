@@ -17,7 +17,7 @@ class ReasoningGym:
     def __init__(self) -> None:
         """Raises TaskError if the library is not installed."""
         if find_spec("reasoning_gym") is None:
-            how = f"{sys.executable} -m pip install 'reasoning-gym>=0.1.25,<0.2'"
+            how = f"{sys.executable} -m pip install reasoning-gym==0.1.25"
             raise TaskError(
                 f"reasoning-gym is not installed in the Python of this node agent; run `{how}` and restart it"
             )

@@ -141,4 +141,4 @@ async def test_without_the_library_the_kind_says_what_to_install(monkeypatch: py
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if "reasoning-gym" not in folder])
     handlers = load_handlers()
     await handlers.close()
-    assert "-m pip install 'reasoning-gym>=0.1.25,<0.2'` and restart it" in handlers.failed["gym"]
+    assert "-m pip install reasoning-gym==0.1.25` and restart it" in handlers.failed["gym"]
