@@ -134,6 +134,8 @@ def _script(pair: Pair, made: Made, work: str) -> str:
 def _runs(pair: Pair, name: str) -> bool:
     last = name.rpartition("/")[2]
     ending = {"python": ".py", "javascript": ".js", "go": "_test.go", "rust": ".rs"}[pair.language]
+    if pair.language == "rust" and name != f"tests/{last}":  # a module of a test, which is no test itself
+        return False
     return last.endswith(ending) and (pair.language != "python" or last.startswith("test_"))
 
 
