@@ -190,7 +190,7 @@ async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
     task = asyncio.create_task(site.pulls.run())
     site.pulls.prefetch([f"docker://{front.host}/ahead/missing:v1", *names])
     await until(lambda: len(set(site.ready())) == 2)
-    assert [entry.pinned for entry in site.images.cache.entries()] == [True, True]
+    await until(lambda: [entry.pinned for entry in site.images.cache.entries()] == [True, True])
     assert len(site.failed()) == front.count("missing") == 1, "a missing image is reported, and not asked for again"
     for _ in range(10):
         await asyncio.sleep(0)
