@@ -46,8 +46,12 @@ def test_tests_under_a_cut_name_are_no_further_tests() -> None:
     log = "".join(f"PASSED t.py::{test}\n" for test in ("test_log[a b-1]", "test_log[a b-2]", "test_two"))
     job = {"tests": ["test_log[a", "test_two"], "parser": "r2e-dotted"}
     text = f"= test session starts =\n= short test summary info =\n{log}= 3 passed in 0.01s =\n".encode()
-    assert statuses(json.dumps(job).encode(), text) == {"letters": "PP", "others": 0}
-    assert statuses(json.dumps({**job, "tests": ["test_log[a"]}).encode(), text) == {"letters": "P", "others": 1}
+    assert statuses(json.dumps(job).encode(), text) == {"letters": "PP", "others": 0, "similar": {}}
+    assert statuses(json.dumps({**job, "tests": ["test_log[a"]}).encode(), text) == {
+        "letters": "P",
+        "others": 1,
+        "similar": {},
+    }
 
 
 def test_a_name_without_end_takes_a_time_that_grows_with_its_length_alone() -> None:
