@@ -6,19 +6,13 @@ from pathlib import Path
 
 import click
 
-from rollyard.cli.row_import import import_rows
+from rollyard.cli.row_import import import_rows, row_options
 from rollyard.tasks.code.rows.conversion import convert_problem
 from rollyard.tasks.code.rows.families import NAMES
 
 
 @click.command("code")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="file of tasks; default: standard output"
-)
-@click.option(
-    "--family", type=click.Choice(NAMES), help="family of all rows; default: the one that a row's fields tell"
-)
+@row_options(NAMES)
 def import_code(file: Path, output: Path | None, family: str | None) -> None:
     """Convert rows of programming sets to tasks of the kind code, one JSON line a task.
 

@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import click
 
 from rollyard.cli.written_file import say, written_file
 from rollyard.tasks.rows.dataset_row import Converted, Unconverted
 from rollyard.tasks.rows.row_file import numbered_rows
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_PATH = click.Path(dir_okay=False, path_type=Path)
+_ROWS = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def row_options(families: Sequence[str]) -> Callable[[_Command], _Command]:
+    """Give a command the parameters `file`, `output` and `family`."""
+
+    def add(command: _Command) -> _Command:
+        family = "family of all rows; default: the one that a row's fields tell"
+        command = click.option("--family", type=click.Choice(families), help=family)(command)
+        command = click.option("-o", "--output", type=_PATH, help="file of tasks; default: standard output")(command)
+        return click.argument("file", type=_ROWS)(command)
+
+    return add
 
 
 def import_rows(file: Path, output: Path | None, convert: Callable[[Any], Converted | Unconverted]) -> None:

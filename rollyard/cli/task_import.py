@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rollyard.cli.row_import import import_rows
+from rollyard.cli.row_import import import_rows, row_options
 from rollyard.cli.written_file import say
 from rollyard.host.node_cache import node_cache
 from rollyard.tasks.swe.rows.conversion import convert
@@ -16,13 +16,7 @@ from rollyard.tasks.swe.rows.released_packages import NoPackages, ReleasedPackag
 
 
 @click.command("swe")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="file of tasks; default: standard output"
-)
-@click.option(
-    "--family", type=click.Choice(NAMES), help="family of all rows; default: the one that a row's fields tell"
-)
+@row_options(NAMES)
 @click.option(
     "--environment/--no-environment", default=True, help="install a family's package for rows without a test script"
 )
