@@ -144,7 +144,7 @@ class LeaseModels:
     def record(self, call: RoleCall) -> None:
         kept = sum(len(one.prompt_ids) + len(one.token_ids) for one in self.calls)
         if kept + call.prompt_tokens + call.completion_tokens > MAX_TOKENS:
-            call = evolve(call, prompt_ids=[], token_ids=[])
+            call = evolve(call, prompt_ids=[], token_ids=[], logprobs=[])
         self.calls.append(call)
 
 
@@ -283,6 +283,7 @@ class LeaseModel:
             completion_tokens=len(sample.token_ids),
             prompt_ids=prompt,
             token_ids=list(sample.token_ids),
+            logprobs=list(sample.logprobs),
             text=text[:MAX_TEXT_CHARS],
             weights_versions=sorted(set(sample.weights_versions)),
             endpoint=found.sampler.failover.endpoint.id,

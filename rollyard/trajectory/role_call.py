@@ -29,6 +29,8 @@ class RoleCall(WireModel):
     """Ids of the prompt; empty beyond MAX_TOKENS."""
     token_ids: list[int] = []
     """Ids of the answer; empty beyond MAX_TOKENS."""
+    logprobs: list[float] = []
+    """Logprob of each id of `token_ids`, from the distribution that `logprobsMode` of the InferencePool names."""
     text: str = ""
     """Text of the answer, cut after MAX_TEXT_CHARS; without an answer the reason."""
     weights_versions: list[str] = []

@@ -226,6 +226,7 @@ def _check_calls(one: Trajectory, number: int) -> None:
         if call.ending != "failed":
             assert f"judge n={number}," in template.decode(call.prompt_ids)
             assert (call.completion_tokens, call.prompt_tokens) == (len(call.token_ids), len(call.prompt_ids))
+            assert call.logprobs == [-0.5] * len(call.token_ids)
     assert len({call.digest for call in judge if call.purpose == "question"}) == 1
     if WAYS[number % 10] == ATTACKED:
         assert [call.purpose for call in judge].count("control") == 8

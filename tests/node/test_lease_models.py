@@ -158,6 +158,8 @@ async def test_an_engine_samples_an_answer_in_its_form_and_the_call_is_recorded(
         assert (call.role, call.stage, call.purpose, call.ending) == ("judge", Stage.EVAL, "question", "answered")
         assert template.decode(call.prompt_ids) == template.render(QUESTION, [], True)
         assert template.decode(call.token_ids).startswith(call.text)
+        assert len(call.logprobs) == len(call.token_ids)
+        assert all(-100 < logprob <= 0 for logprob in call.logprobs)
         assert (call.endpoint, call.digest) == ("judge", models.calls[0].digest)
     assert models.take_fault() is None
 

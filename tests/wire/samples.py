@@ -151,6 +151,7 @@ OUTCOME = Outcome(
             completion_tokens=1,
             prompt_ids=[1, 2],
             token_ids=[3],
+            logprobs=[-0.5],
             text="1",
             weights_versions=["v3"],
             endpoint="judge-0",
