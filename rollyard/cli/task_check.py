@@ -137,7 +137,10 @@ def _table(report: TaskReport) -> list[str]:
         if task.verdict is not TaskVerdict.SOUND:
             lines = ",".join(map(str, task.lines))
             rows.append([lines, task.task, task.kind, task.verdict.value, "; ".join(task.why)])
-    return [*(align(rows) if len(rows) > 1 else []), f"{len(report.tasks)} tasks: {_counted(report.tasks)}"]
+    last = [f"{len(report.tasks)} tasks: {_counted(report.tasks)}"]
+    if number := sum(task.without_controls for task in report.tasks):
+        last.append(f"{number} without control tests: forged results of their tests would not show")
+    return [*(align(rows) if len(rows) > 1 else []), *last]
 
 
 def _counted(tasks: Iterable[CheckedTask]) -> str:

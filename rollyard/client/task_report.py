@@ -16,6 +16,8 @@ from rollyard.kinds.base import WireModel
 from rollyard.kinds.task import Task
 
 T = TypeVar("T")
+NO_CONTROL_TESTS = "no_control_tests"
+"""Metric of the kind `swe`."""
 
 
 class CheckedTask(WireModel):
@@ -30,6 +32,11 @@ class CheckedTask(WireModel):
     verdict: TaskVerdict
     why: list[str]
     runs: list[CheckedRun]
+
+    @property
+    def without_controls(self) -> bool:
+        """Whether its evaluator cannot tell forged results of its tests."""
+        return any(run.metrics.get(NO_CONTROL_TESTS) for run in self.runs)
 
 
 @dataclass(frozen=True)

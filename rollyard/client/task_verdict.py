@@ -42,6 +42,7 @@ class CheckedRun(WireModel):
     variant: str
     status: Status
     reward: float | None
+    metrics: Mapping[str, float] = {}
     why: str = ""
     """The evaluator's notes, or the error."""
     reason: str = ""
@@ -58,6 +59,7 @@ def checked_run(variant: str, ended: Trajectory) -> CheckedRun:
         variant=variant,
         status=ended.status,
         reward=ended.reward,
+        metrics=ended.metrics,
         why=" ".join((error.message if error else "; ".join(ended.notes)).split())[:MAX_WHY_CHARS],
         reason=error.reason if error else "",
         seconds={stage: seconds for stage, seconds in took.items() if seconds is not None},

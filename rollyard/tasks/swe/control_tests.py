@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rollyard.tasks.swe.tree_difference import TreeDifference
 
@@ -20,6 +20,7 @@ _ABLE = re.compile(
 """Words without which code of the agent can hardly act on the process of the tests."""
 _MADE_FOR_IT = re.compile(rb"\b(?:_exit|atexit|unittest|_?pytest|nose|builtins|_getframe|settrace|ctypes)\b|__eq__")
 _WORD = re.compile(r"\w+")
+_WITH_MODULE = re.compile(r"\.py\b|\(")
 _EQUALITY = re.compile(r"assert\w*_?equals?", re.IGNORECASE)
 _NEVER, _FAIL = b"object()", b'raise AssertionError("control")\n'
 _Change = tuple[int, int, int, int, bytes]
@@ -57,10 +58,18 @@ def control_tests(source: bytes) -> tuple[bytes, frozenset[str]]:
     return b"".join(lines), frozenset(names)
 
 
-def is_control(test: str, module: str, names: Collection[str]) -> bool:
-    """Whether a test of the task's lists is one of the changed tests of a module."""
+def controls_among(tests: Iterable[str], changed: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the tests of a task's lists that were changed. `changed`: module -> names of its changed tests. A name without
+    its module, as R2E's, may be that of any module."""
+    names = set().union(*changed.values())
+    return {test for test in tests if _is_control(test, changed, names)}
+
+
+def _is_control(test: str, changed: Mapping[str, Collection[str]], names: Collection[str]) -> bool:
     words = set(_WORD.findall(test))
-    return module in words and not words.isdisjoint(names)
+    if not _WITH_MODULE.search(test):
+        return not words.isdisjoint(names)
+    return any(not words.isdisjoint(changed[module]) for module in words & changed.keys())
 
 
 def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from rollyard.kinds.swe_task import SweTask
 from rollyard.tasks.swe.patch_paths import patch_paths
-from rollyard.tasks.swe.path_patterns import PathPatterns
+from rollyard.tasks.swe.path_patterns import PathPatterns, only_path
 from rollyard.tasks.swe.test_settings import test_settings
 from rollyard.tasks.swe.tree_difference import FOLDER, BaseTree
 from rollyard.tasks.swe.working_tree import TreeFile
@@ -147,6 +147,16 @@ def test_paths(swe: SweTask) -> set[bytes]:
     """Return the paths of the files that the task itself puts in place, those in the repository."""
     written = {swe.relative(path).encode("utf-8", "surrogateescape") for path in swe.test_files}
     return {*patch_paths(swe.test_patch or ""), *written}
+
+
+def python_tests(swe: SweTask) -> list[str]:
+    """Return the files in Python that the task names as its tests, and its hidden folders. Relative paths begin in the
+    repository."""
+    files = [path.decode("utf-8", "surrogateescape") for path in test_paths(swe)]
+    files += [path for path in map(only_path, swe.test_paths) if path is not None]
+    hidden = [swe.relative(path) for path in swe.hidden]
+    folders = [path for path in hidden if "." not in posixpath.basename(path)]
+    return sorted({*folders, *(path for path in files + hidden if path.endswith(".py"))})
 
 
 def _runners(script: str, base: BaseTree) -> set[bytes]:

@@ -27,6 +27,7 @@ from rollyard.tasks.swe.eval_time import EvalTime, RunTime
 from rollyard.tasks.swe.history_scrub import scrub
 from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
 from rollyard.tasks.swe.log_results import ABSENT
+from rollyard.tasks.swe.output_marks import tells_start
 from rollyard.tasks.swe.parser_script import run_parser
 from rollyard.tasks.swe.suspicion import marks
 from rollyard.tasks.swe.test_run import RunLog, run_script
@@ -54,8 +55,8 @@ class _TestsRun:
     """Time that the script had."""
     found: TreeDifference
     """The agent's work."""
-    controls: Collection[str] = ()
-    """Control tests among the task's tests."""
+    controls: Collection[str] | None = None
+    """Control tests among the task's tests; None: the script did not come to its tests, or they are the tests themselves."""
 
     def cut_by_share(self, swe: SweTask) -> bool:
         """Whether its share of EVAL's time ended the run, and not the task's own limit."""
@@ -63,7 +64,7 @@ class _TestsRun:
 
     def passed_controls(self, swe: SweTask) -> set[str]:
         tests = zip(tests_of(swe), self.statuses.letters, strict=True)
-        return {test for test, letter in tests if test in self.controls and letter in GOOD}
+        return {test for test, letter in tests if test in (self.controls or ()) and letter in GOOD}
 
 
 class SweHandler:
@@ -155,7 +156,7 @@ class SweHandler:
         metrics = {
             "passed": verdict.passed, "tests": len(tests_of(swe)), "runs": len(runs), "timed_out": run.log.timed_out,
             "changed_files": len(run.found.written) + len(run.found.deleted), "suspicious": resolved and bool(seen),
-            **dict.fromkeys(seen, 1.0),
+            **dict.fromkeys(seen, 1.0), **({} if counted_paths.python_tests(swe) else {"no_control_tests": 1.0}),
         }  # fmt: skip
         reward = float(resolved)
         return Score(reward, {name: float(value) for name, value in metrics.items()}, notes or ["every test passed"])
@@ -172,20 +173,31 @@ class SweHandler:
     ) -> _TestsRun:
         """Run the tests, or their control tests, in a fresh sandbox. `tree`: the agent's work; None: the task's reference, or
         the image without a change if the task has none."""
-        found, changed = TreeDifference(), set[str]()
+        found = TreeDifference()
+        changed: set[str] | None = None
         async with _fresh(evaluation, first=first) as sandbox:
             path = await repository.prepare(sandbox, swe)
             await repository.put_tests(sandbox, swe)
-            if controls:
-                changed = await repository.put_controls(sandbox, swe)
+            files = await repository.list_python_tests(sandbox, swe) if controls else []
+
+            async def put_controls() -> None:
+                nonlocal changed
+                changed = await repository.put_controls(sandbox, swe, files)
+
+            # a script that puts tests in place has to do so first
+            before_tests = put_controls if files and tells_start(swe.script) else None
+            if controls and before_tests is None:
+                await put_controls()
                 if not changed:
-                    return _TestsRun(RunStatuses(ABSENT * len(tests_of(swe)), 0), RunLog(b""), 0.0, found)
+                    return _TestsRun(RunStatuses(ABSENT * len(tests_of(swe)), 0), RunLog(b""), 0.0, found, set())
             if tree is not None:
                 found = await repository.lay_over(sandbox, swe, path, tree)
             elif swe.reference_patch is not None:
                 await repository.apply_patch(sandbox, swe, swe.reference_patch, "reference_patch")
             seconds = limit.left()
-            log = await run_script(sandbox, path, swe.script, seconds, apart=swe.log_parser is None)
+            log = await run_script(
+                sandbox, path, swe.script, seconds, apart=swe.log_parser is None, before_tests=before_tests
+            )
         return _TestsRun(await self._statuses(swe, log, evaluation), log, seconds, found, changed)
 
     async def _statuses(self, swe: SweTask, log: RunLog, evaluation: Evaluation) -> RunStatuses:
@@ -209,6 +221,8 @@ class SweHandler:
         """Run the control tests, and return metric -> sentence for each mark: control tests pass with the agent's work and not
         without it, or there is nothing to compare with."""
         run = await self._run(swe, evaluation, clock.control(2), work, controls=True)
+        if run.controls is None:
+            return {"may_forge": "the script did not come to the tests when these were control tests"}
         if not run.controls:
             mark = {"may_forge": "the agent's code can act on the tests, and there are no control tests"}
             return mark if may_forge(found, surely=True) else {}

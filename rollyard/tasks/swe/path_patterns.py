@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Self
 
 _PIECES = {"**/": r"(?:.*/)?", "/**": r"/.*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+_SPECIAL, _IN_BRACKETS = re.compile(r"[*?\[]"), re.compile(r"\[([*?\[])\]")
 _PIECE = re.compile(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^/\]]+\]|.", re.DOTALL)
 
 
@@ -24,6 +25,13 @@ class PathPatterns:
 
     def match(self, path: str) -> bool:
         return self._expression is not None and self._expression.fullmatch(path) is not None
+
+
+def only_path(pattern: str) -> str | None:
+    """Return the path that is all that a pattern names, without the slash before it; None for any other pattern."""
+    if not pattern.startswith("/") or _SPECIAL.search(_IN_BRACKETS.sub("", pattern)):
+        return None
+    return _IN_BRACKETS.sub(r"\1", pattern.strip("/"))
 
 
 def _expression(pattern: str) -> str:

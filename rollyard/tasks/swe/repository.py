@@ -8,6 +8,7 @@ import posixpath
 import secrets
 import shlex
 import time
+from collections.abc import Iterable
 
 import zstandard
 
@@ -15,8 +16,8 @@ from rollyard.core.errors import TaskError
 from rollyard.kinds.swe_task import Base64File, SweTask
 from rollyard.sandbox.program import STDERR, STDOUT, Program, ProgramSpec
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.swe.control_tests import control_tests, is_control
-from rollyard.tasks.swe.counted_paths import CountedPaths, closed_names, test_paths
+from rollyard.tasks.swe.control_tests import control_tests, controls_among
+from rollyard.tasks.swe.counted_paths import CountedPaths, closed_names, python_tests
 from rollyard.tasks.swe.test_settings import SHARED_FILES
 from rollyard.tasks.swe.tree_difference import FILE, BaseTree, TreeDifference, archive_of, difference, parse_listing
 from rollyard.tasks.swe.verdict import tests_of
@@ -24,6 +25,8 @@ from rollyard.tasks.swe.working_tree import LARGEST_FILE_BYTES, WorkingTree
 
 SETUP_SECONDS = 1800.0
 PATCH_SECONDS = 120.0
+MOST_TESTS = 2000
+"""Greatest number of files in hidden folders that become control tests."""
 LISTING = "rollyard.sandbox_agent.tree_listing"
 _GIT = "git -c safe.directory='*'"
 _CHECKOUT = """
@@ -78,20 +81,30 @@ async def put_tests(sandbox: Sandbox, swe: SweTask) -> None:
             raise TaskError(f"the tests' file {path} cannot be written in a fresh sandbox: {error}") from error
 
 
-async def put_controls(sandbox: Sandbox, swe: SweTask) -> set[str]:
+async def list_python_tests(sandbox: Sandbox, swe: SweTask) -> list[str]:
+    """Return the paths of the task's tests in Python, with those in its hidden folders. This comes before the agent's files, so
+    that no program of the agent's tells them."""
+    named = [swe.inside(path) for path in python_tests(swe)]
+    folders = shlex.join(path for path in named if not path.endswith(".py"))
+    if not folders:
+        return named
+    found = await sandbox.bash(f"find {folders} -name '*.py' -type f 2>/dev/null | head -n {MOST_TESTS}", PATCH_SECONDS)
+    return [path for path in [*named, *found.output.splitlines()] if path.endswith(".py")]
+
+
+async def put_controls(sandbox: Sandbox, swe: SweTask, paths: Iterable[str]) -> set[str]:
     """Change the tests' files, which are in place, into control tests. Return the names of these tests in the task's lists."""
-    names = sorted(test_paths(swe) | {swe.relative(path).encode("utf-8", "surrogateescape") for path in swe.hidden})
-    found = set()
-    for name in (name.decode("utf-8", "surrogateescape") for name in names if name.endswith(b".py")):
-        place = swe.inside(name)
+    found: dict[str, set[str]] = {}
+    for path in paths:
         try:
-            changed, tests = control_tests(await sandbox.read_file(place, LARGEST_FILE_BYTES))
-            await sandbox.write_file(place, changed)
+            changed, tests = control_tests(await sandbox.read_file(path, LARGEST_FILE_BYTES))
+            if tests:
+                await sandbox.write_file(path, changed)
         except OSError:  # a test that the task deletes
             continue
-        module = posixpath.basename(name.removesuffix(".py").removesuffix("/__init__"))
-        found |= {test for test in tests_of(swe) if is_control(test, module, tests)}
-    return found
+        module = posixpath.basename(path.removesuffix(".py").removesuffix("/__init__"))
+        found.setdefault(module, set()).update(tests)
+    return controls_among(tests_of(swe), found)
 
 
 async def lay_over(sandbox: Sandbox, swe: SweTask, repository: str, tree: WorkingTree) -> TreeDifference:

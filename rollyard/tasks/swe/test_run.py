@@ -7,27 +7,23 @@ and can take nothing back: no file in the sandbox holds the log, and what is pri
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import shlex
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from rollyard.core.errors import TaskError
 from rollyard.sandbox.program import STDERR, STDOUT, Program, ProgramSpec
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.swe.log_parsers.log_lines import lines
+from rollyard.tasks.swe.output_marks import START, between, numbered, waiting_at_start
 
 MAX_LOG_BYTES = 16 << 20
 """Length of the log that is kept: its end."""
 MAX_PRINTED_BYTES = 256 << 20
 """A script that prints more is ended."""
-START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
-"""Lines that a script may print around the output of the tests. They get a number that the code under test does not know."""
-
-_SILENT_MARK = re.compile(r"^ *: *('>>>>> (?:Start|End) Test Output') *$", re.MULTILINE)
-"""A mark that only a shell with `set -x` prints."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +45,22 @@ class RunLog:
 class _LogEnd:
     """The end of what a program prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: bytes = b"") -> None:
         self._chunks: deque[bytes] = deque()
         self._kept = 0
+        self._mark = mark
+        self._last = b""
         self.total = 0
+        self.marked = False
+        """Whether the mark was printed."""
+        self.marked_or_ended = asyncio.Event()
 
     def add(self, chunk: bytes) -> None:
+        if self._mark and not self.marked:
+            self._last = self._last[1 - len(self._mark) :] + chunk
+            if self._mark in self._last:
+                self.marked = True
+                self.marked_or_ended.set()
         self._chunks.append(chunk)
         self._kept += len(chunk)
         self.total += len(chunk)
@@ -65,29 +71,41 @@ class _LogEnd:
         return b"".join(self._chunks)[-MAX_LOG_BYTES:]
 
 
-async def run_script(sandbox: Sandbox, repository: str, script: str, seconds: float, *, apart: bool = False) -> RunLog:
-    """Run the script in the repository, in a new bash with the image's environment. `apart`: keep standard error apart. Raises
-    TaskError if the script cannot be written or started."""
+async def run_script(
+    sandbox: Sandbox,
+    repository: str,
+    script: str,
+    seconds: float,
+    *,
+    apart: bool = False,
+    before_tests: Callable[[], Awaitable[None]] | None = None,
+) -> RunLog:
+    """Run the script in the repository, in a new bash with the image's environment. `apart`: keep standard error apart.
+    `before_tests`: called while the script waits at the line that tells the start of the tests. Raises TaskError if the script
+    cannot be written or started."""
     number = secrets.token_hex(16)
     path = f"/tmp/{number}.sh"
     head = f"cd {shlex.quote(repository)} || exit 125\nrm -f {path}\n" + ("" if apart else "exec 2>&1\n")
-    marked = _SILENT_MARK.sub(r"echo \1", script).replace(START, f"{START} {number}").replace(END, f"{END} {number}")
+    marked = numbered(waiting_at_start(script) if before_tests is not None else script, number)
     try:
         await sandbox.write_file(path, (head + marked).encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise TaskError(f"the test script cannot be written in a fresh sandbox: {error}") from error
-    output, errors, started = _LogEnd(), _LogEnd(), time.monotonic()
+    output, errors, started = _LogEnd(numbered(START, number).encode()), _LogEnd(), time.monotonic()
     async with await sandbox.start_program(ProgramSpec(["bash", path])) as program:
-        program.end_input()
+        if before_tests is None:
+            program.end_input()
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
                 group.create_task(_read(program, STDOUT, output))
                 group.create_task(_read(program, STDERR, errors))
+                if before_tests is not None:
+                    group.create_task(_go_on(program, output, before_tests))
         except TimeoutError:
             pass
     log = output.kept()
     if START in script:
-        log = _between(log, f"{START} {number}".encode(), f"{END} {number}".encode())
+        log = between(log, number)
     too_long = max(output.total, errors.total) > MAX_PRINTED_BYTES
     return RunLog(log, errors.kept(), time.monotonic() - started >= seconds, too_long)
 
@@ -95,10 +113,12 @@ async def run_script(sandbox: Sandbox, repository: str, script: str, seconds: fl
 async def _read(program: Program, channel: int, into: _LogEnd) -> None:
     while (chunk := await program.read(channel)) and into.total <= MAX_PRINTED_BYTES:
         into.add(chunk)
+    into.marked_or_ended.set()
 
 
-def _between(log: bytes, start: bytes, end: bytes) -> bytes:
-    """Return the lines between the marks; nothing if the script did not come to the first one."""
-    _, _, after = log.partition(start)
-    before, found, _ = after.rpartition(end)
-    return before.partition(b"\n")[2].rpartition(b"\n")[0] if found else after.partition(b"\n")[2]
+async def _go_on(program: Program, output: _LogEnd, before_tests: Callable[[], Awaitable[None]]) -> None:
+    """Let the script go on behind its mark."""
+    await output.marked_or_ended.wait()
+    if output.marked:
+        await before_tests()
+    program.end_input()

@@ -116,6 +116,7 @@ async def test_a_check_of_a_real_instance_tells_a_wrong_reference_and_a_free_rew
     out, _ = await yard.rollyard(*words, code=1, seconds=900)
     checked = TaskReport.read(report).tasks
     assert [task.verdict for task in checked] == [TaskVerdict.SOUND, TaskVerdict.BROKEN, TaskVerdict.FREE], out
+    assert ("3 without control tests" in out) == (pair.language != "python")
     assert "the reference solution gets 0" in checked[1].why[0]
     assert (
         checked[2].why[0].startswith("nothing at all gets 1; the tests pass, and the agent changed nothing that counts")

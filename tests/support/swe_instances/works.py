@@ -11,6 +11,7 @@ _BREAK = {
     "go": 'func init() { panic("wrong") }', "rust": 'compile_error!("wrong");',
 }  # fmt: skip
 _LINE = {"python": "PASSED {}", "javascript": "ok 1 {}", "go": "--- PASS: {} (0.00s)", "rust": "test {} ... ok"}
+_PASS = "import _pytest.reports as r; r.TestReport.outcome = property(lambda s: 'passed', lambda s, v: None)"
 _CONFTEST = """\
 import pytest
 @pytest.hookimpl(hookwrapper=True)
@@ -22,11 +23,21 @@ def pytest_runtest_makereport(item, call):
 
 def wrong(instance: Instance) -> str:
     """Return the right change with a fault in the module that the tests load first."""
+    fault = _BREAK[instance.pair.language]
+    return f"{instance.made.apply_patch}echo {fault!r} >> {_entry(instance)}\n".replace("\\'", "'")
+
+
+def forged_reports(instance: Instance) -> str:
+    """Return a line of a Python package, with which every test that runs is reported as passed."""
+    return f'echo "{_PASS}" >> {_entry(instance)}\n'
+
+
+def _entry(instance: Instance) -> str:
+    """Return the path of the module that the tests load first."""
     name, place = instance.made.name, instance.root / FAMILIES[instance.pair.family].place[1:]
     found = [f"src/{name}/__init__.py", f"{name}/__init__.py", f"{name}.py", "index.js", "src/lib.rs"]
     found += [path.name for path in sorted(place.glob("*.go")) if not path.name.endswith("_test.go")]
-    entry = next(path for path in found if (place / path).exists())
-    return f"{instance.made.apply_patch}echo {_BREAK[instance.pair.language]!r} >> {entry}\n".replace("\\'", "'")
+    return next(path for path in found if (place / path).exists())
 
 
 def edited_tests(instance: Instance) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from rollyard.core.errors import SandboxStartFailed
 from rollyard.kinds.task import Task
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
@@ -118,10 +120,16 @@ HONEST_PROGRAMS = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fresh() -> AsyncIterator[Any]:
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["bubblewrap", pytest.param("apptainer", marks=pytest.mark.long)]
+)
+async def fresh(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    try:
+        runtime = await asyncio.to_thread(find_runtime, request.param)
+    except SandboxStartFailed as error:
+        pytest.skip(f"{request.param} does not start here: {error}")
     handler = CodeHandler()
-    async with SandboxFactory(find_runtime("bubblewrap")) as factory:
+    async with SandboxFactory(runtime) as factory:
 
         async def score(solution: str, task: Task = TASK) -> Score:
             async with await factory.start(SandboxSpec(None, LIMITS)) as run:

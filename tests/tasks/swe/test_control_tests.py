@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard.tasks.swe.control_tests import control_tests, is_control
+from rollyard.tasks.swe.control_tests import control_tests, controls_among
 
 TESTS = b'''import unittest
 
@@ -60,6 +60,16 @@ def test_a_file_that_is_not_python_stays_as_it_is() -> None:
 
 
 def test_tests_of_the_lists_are_found_by_module_and_name() -> None:
-    assert is_control("tests/test_a.py::A::test_equal[x]", "test_a", {"test_equal"})
-    assert is_control("test_equal (tests.test_a.A.test_equal)", "test_a", {"test_equal"})
-    assert not is_control("tests/test_b.py::test_equal", "test_a", {"test_equal"})
+    found = [
+        "tests/test_a.py::A::test_equal[x]",
+        "test_equal (tests.test_a.A.test_equal)",
+        "A.test_equal",
+        "test_equal",
+    ]
+    others = [
+        "tests/test_b.py::test_equal",
+        "test_equal (tests.test_b.A.test_equal)",
+        "tests/test_a.py::test_other",
+        "A.test",
+    ]
+    assert controls_among([*found, *others], {"test_a": {"test_equal"}, "test_c": {"test_other"}}) == {*found}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rollyard.kinds.swe_task import SweTask
-from rollyard.tasks.swe.counted_paths import CountedPaths
+from rollyard.tasks.swe.counted_paths import CountedPaths, python_tests
 from rollyard.tasks.swe.patch_paths import patch_paths
 from rollyard.tasks.swe.path_patterns import PathPatterns
 from rollyard.tasks.swe.tree_difference import BaseEntry
 from rollyard.tasks.swe.working_tree import TreeFile
-from tests.support.swe_repository import git, swe_fields
+from tests.support.swe_repository import git, swe_fields, swe_task
 
 FILES = (
     b"setup.py",
@@ -124,6 +124,14 @@ def test_a_pattern_means_what_it_means_in_gitignore(
     for path in yes + no:
         asked = ["git", "-C", tmp_path, "check-ignore", "-q", "--no-index", path]
         assert (subprocess.run(asked, check=False).returncode == 0) == (path in yes), path
+
+
+def test_the_tests_in_python_are_found_however_the_task_names_them() -> None:
+    paths = ["a.py", "b[*].py", "c*.py", "d/e.py"]
+    swe = swe_task(
+        test_files={"f.py": "", "g.txt": ""}, hidden=["/h", "i.py", "run.sh"], test_paths=[f"/{p}" for p in paths]
+    )
+    assert python_tests(swe.fields_as(SweTask)) == ["/h", "a.py", "b*.py", "d/e.py", "f.py", "i.py"]
 
 
 def test_the_paths_of_a_patch_are_those_that_git_names(tmp_path: Path) -> None:

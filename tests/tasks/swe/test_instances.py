@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,9 @@ from click.testing import CliRunner
 from rollyard.cli.main import cli
 from rollyard.kinds.task import Task
 from rollyard.sandbox.base import Limits
-from rollyard.tasks.base import Score
 from tests.support.swe_instances.instance import Instance, Pair, instance
 from tests.support.swe_instances.pairs import PAIRS, SHORT, SPREAD
-from tests.support.swe_instances.works import attacked_evaluator, edited_tests, wrong
+from tests.support.swe_instances.works import attacked_evaluator, edited_tests, forged_reports, wrong
 from tests.tasks.swe.conftest import Site, site_of
 
 LIMITS = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=512 << 20, processes=256)
@@ -64,15 +63,14 @@ async def test_every_verdict_is_that_of_the_tests_run_by_hand(runtime: str, pair
         "right by git": one.made.apply_patch, "nothing": "true", "wrong": wrong(one), "edited tests": edited_tests(one),
         "attacked evaluator": attacked_evaluator(one),
     }  # fmt: skip
+    if pair.language == "python":
+        works["forged reports"] = forged_reports(one)
     by_hand = [asyncio.to_thread(one.by_hand, one.script(works[name])) for name in ("right by git", "nothing", "wrong")]
     async with site_of(runtime, one.root, LIMITS) as site:
         scores = [site.score(task, work, SECONDS) for work in works.values()]
-        found = await asyncio.gather(reference_reward(site, task), *(_reward(score) for score in scores))
+        right, *found = await asyncio.gather(reference_reward(site, task), *scores)
     assert [one.passed(output) for output in await asyncio.gather(*by_hand)] == [True, False, False]
-    assert dict(zip(["right", *works], found, strict=True)) == {
-        "right": 1.0, "right by git": 1.0, "nothing": 0.0, "wrong": 0.0, "edited tests": 0.0, "attacked evaluator": 0.0,
-    }  # fmt: skip
-
-
-async def _reward(score: Awaitable[Score]) -> float:
-    return (await score).reward
+    rewards = {name: score.reward for name, score in zip(works, found, strict=True)}
+    assert (right, rewards) == (1.0, dict.fromkeys(works, 0.0) | {"right by git": 1.0})
+    if pair.language == "python":  # a test that cannot be collected cannot be reported either
+        assert found[-1].metrics.get("forged") or found[-1].metrics["passed"] < 1.0, found[-1]

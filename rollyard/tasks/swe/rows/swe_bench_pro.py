@@ -6,6 +6,7 @@ import re
 import shlex
 
 from rollyard.tasks.rows.dataset_row import DatasetRow, RowRefused
+from rollyard.tasks.swe.output_marks import START
 from rollyard.tasks.swe.rows.bash_text import TRUST, heard_after, written
 from rollyard.tasks.swe.rows.patches import changed_paths, pattern
 from rollyard.tasks.swe.rows.row import EvalSpecs, Fields, registry_image, statement
@@ -45,7 +46,7 @@ def _fields(row: DatasetRow, image: str, scripts: tuple[str, str], failing: list
         "image": registry_image(image),
         "repository": "/app",
         "base_commit": row.text("base_commit"),
-        "script": heard_after("\n".join(before), f"bash {_RUN} {files}"),
+        "script": heard_after("\n".join(before), f"echo '{START}'\nbash {_RUN} {files}"),  # the tests are in place then
         "parser_script": parser,
         "fail_to_pass": failing,
         "pass_to_pass": passing,
