@@ -63,14 +63,26 @@ async def started(client: AsyncClient, yard: Yard, vllm_python: str, replicas: i
     await yard.ready(client)
 
 
+async def killed(client: AsyncClient, yard: Yard, version: str, replicas: int) -> None:
+    """Kill an engine, and wait until it is missed."""
+    victim, *_ = yard.processes("vllm.entrypoints.cli.main", "--uds")
+    os.kill(victim, signal.SIGKILL)
+
+    async def seen() -> bool:
+        return not await serves(client, version, replicas)
+
+    await yard.until(seen)
+
+
 @pytest.mark.usefixtures("long_leases")
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(
-    vllm_python: str, yard: Yard, replicas: int
+    vllm_python: str, yard: Yard, replicas: int, long_run: bool
 ) -> None:
     """With one replica what it was asked waits until it is back, with two the other one goes on with it.
 
-    Drain, which never interrupts an engine, is in the long form only. test_weights_follow.py has it under load.
+    Drain, which never interrupts an engine, and the kill are in the long form only: a start of vLLM takes 25 s of CPU time.
+    test_weights_follow.py has Drain under load, test_weight_updates.py a killed engine.
     """
     async with yard.client() as client:
         await started(client, yard, vllm_python, replicas)
@@ -113,14 +125,9 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
         try:
             for mode in MODES if replicas == 2 else sorted(INTERRUPTING):
                 newest = await change(mode)
-            ids += await load(client, yard, "kill", 200)
-            victim, *_ = yard.processes("vllm.entrypoints.cli.main", "--uds")
-            os.kill(victim, signal.SIGKILL)
-
-            async def seen() -> bool:
-                return not await serves(client, newest, replicas)
-
-            await yard.until(seen)
+            if long_run:
+                ids += await load(client, yard, "kill", 200)
+                await killed(client, yard, newest, replicas)
             trajectories = await yard.gather(client, ids, READY_SECONDS + END_SECONDS)
             await yard.until(lambda: serves(client, newest, replicas), READY_SECONDS)
             for _ in range(3):  # a busy machine's turns may all have ended before an update came
