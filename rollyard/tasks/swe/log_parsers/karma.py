@@ -1,11 +1,13 @@
-"""Karma's spec reporter, with names as `suite > inner suite > test`, from the browser's start to `SUMMARY:`."""
+"""Karma's reporters mocha and spec, with names as `suite > inner suite > test`, from the browser's start to `SUMMARY:`.
+
+As in SWE-bench, the mocha reporter's skipped tests have ` (skipped)` in their names; the spec reporter's have no status."""
 
 from __future__ import annotations
 
 from rollyard.tasks.swe.log_parsers.log_lines import MAX_LINE, lines
 from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
 
-_SYMBOLS = {"✔": LogStatus.PASSED, "✖": LogStatus.FAILED, "ℹ": LogStatus.SKIPPED}
+_SYMBOLS = {"✔": LogStatus.PASSED, "✖": LogStatus.FAILED, "✓": LogStatus.PASSED, "✗": LogStatus.FAILED, "ℹ": LogStatus.SKIPPED}
 
 
 def parse(log: str) -> Results:
@@ -19,7 +21,7 @@ def parse(log: str) -> Results:
             started, suites = True, []
         elif line.startswith("SUMMARY:"):
             started = False
-        elif started and text and indent:
+        elif started and text and indent and not line.startswith("\t"):  # why a test failed
             while suites and suites[-1][0] >= indent:
                 suites.pop()
             path = f"{suites[-1][1]} > " if suites else ""

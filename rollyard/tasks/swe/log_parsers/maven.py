@@ -11,6 +11,7 @@ from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
 
 _PREFIX = re.compile(r"^\[(?:INFO|ERROR|WARNING)\] +")
 _METHOD = re.compile(r"(\S+?)(?:\(([\w.$]+)\))?(?: +--)? +Time elapsed: [\d.]+ (?:s|sec)\b(.*)")
+_SKIPPED = re.compile(r"(\S+\.\S+) skipped")
 _COUNTS = re.compile(r"Tests run: *\d+, Failures: *(\d+), Errors: *(\d+), Skipped: *(\d+)(.*)")
 _RUNNING = re.compile(r"Running ([\w.$]+)$")
 _FAILED = re.compile(r"\[ERROR\] +([\w$.]+)\.([\w$]+)(?::\d+)?\b")
@@ -20,7 +21,10 @@ def parse_methods(log: str) -> Results:
     """Return statuses by method, or by `class.method` where Surefire writes the class; for `-Dsurefire.reportFormat=plain`."""
     found = Results()
     for line in lines(log):
-        match = _METHOD.match(_PREFIX.sub("", line))
+        text = _PREFIX.sub("", line)
+        if skipped := _SKIPPED.fullmatch(text):
+            found.add(skipped[1], LogStatus.SKIPPED)
+        match = _METHOD.match(text)
         if match and not match[1].startswith("Tests"):
             end = match[3]
             status = (

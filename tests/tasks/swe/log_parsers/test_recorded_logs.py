@@ -148,36 +148,10 @@ LINES: list[tuple[str, str, str, str, str | None]] = [
         "a.B > one", "a.B > two()", "a.B > three",
     ),
     (
-        "karma",
-        "Starting browser Chrome\n"
-        "\n"
-        "  A\n"
-        "    inner\n"
-        "      ✔ one\n"
-        "    ✖ two\n"
-        "SUMMARY:\n"
-        "  ✔ 1 test",
-        "A > inner > one", "A > two", None,
-    ),
-    (
-        "maven-methods",
-        "[INFO] one -- Time elapsed: 0.001 s\n"
-        "[ERROR] two -- Time elapsed: 0.1 s <<< FAILURE!",
-        "one", "two", None,
-    ),
-    (
         "maven-methods",
         "one(a.B)  Time elapsed: 0.001 sec\n"
         "two(a.B)  Time elapsed: 0.1 sec  <<< FAILURE!",
         "a.B.one", "a.B.two", None,
-    ),
-    (
-        "maven-runs",
-        "+ mvn test -Dtest=a.B#one\n"
-        "+ mvn test -Dtest=a.B#two\n"
-        "[INFO] BUILD SUCCESS\n"
-        "[INFO] BUILD FAILURE",
-        "a.B#one", "a.B#two", None,
     ),
     (
         "maven-classes",
@@ -187,12 +161,6 @@ LINES: list[tuple[str, str, str, str, str | None]] = [
         "Running a.Three\n"
         "Tests run: 1, Failures: 0, Errors: 0, Skipped: 1, Time elapsed: 0 sec",
         "a.One", "a.Two", "a.Three",
-    ),
-    (
-        "cargo-nextest",
-        "    PASS [   0.003s] shop tests::one\n"
-        "    FAIL [   0.004s] (2/3) shop::whole two",
-        "shop tests::one", "shop::whole two", None,
     ),
     (
         "doctest-xml",
