@@ -14,7 +14,8 @@ from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
 _START = re.compile(r"running \d+ tests?$")
 _MODE = re.compile(r" - (?:should panic|compile fail|compile)$")
 _NEXTEST = re.compile(
-    r" *(?:TRY \d+ )?(PASS|FAIL|LEAK|TIMEOUT|TMT|ABORT|ABRT|SEGV|SKIP|SIG[A-Z]+) \[ *>?[\d.]*s?\] +(?:\( *\d+/\d+\) +)?([^\s(].*)"
+    r" *(?:TRY \d+ )?(PASS|FAIL|LEAK|TIMEOUT|TMT|ABORT|ABRT|SEGV|SKIP|SIG[A-Z]+) \[ *>?[\d.]*s?\] +"
+    r"(?:\( *\d+/\d+\) +)?([^\s(].*)"
 )
 """A verdict. With `--retries`, a try that is not the test's last one has `(───)` for its number."""
 

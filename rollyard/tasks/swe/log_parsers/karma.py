@@ -7,7 +7,13 @@ from __future__ import annotations
 from rollyard.tasks.swe.log_parsers.log_lines import MAX_LINE, lines
 from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
 
-_SYMBOLS = {"✔": LogStatus.PASSED, "✖": LogStatus.FAILED, "✓": LogStatus.PASSED, "✗": LogStatus.FAILED, "ℹ": LogStatus.SKIPPED}
+_SYMBOLS = {
+    "✔": LogStatus.PASSED,
+    "✖": LogStatus.FAILED,
+    "✓": LogStatus.PASSED,
+    "✗": LogStatus.FAILED,
+    "ℹ": LogStatus.SKIPPED,
+}
 
 
 def parse(log: str) -> Results:
