@@ -16,14 +16,19 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)
 class EnvTask(TaskFields):
     """Environment with `reset` and `step`. Its observations are user messages, and its rewards are the turns' rewards."""
 
-    framework: Literal["class", "gem", "openenv"]
-    """class: a Python class. gem: an environment of GEM. openenv: a running server of OpenEnv."""
+    framework: Literal["class", "gem", "openenv", "textarena", "verifiers"]
+    """class: a Python class. gem: an environment of GEM. openenv: a running server of OpenEnv. textarena: a game of TextArena
+    with one player. verifiers: a task of a taskset of verifiers 0.4."""
     env: str = Field(min_length=1)
-    """class: `module:Class`. gem: an id, such as game:GuessTheNumber-v0. openenv: the server's URL."""
+    """class: `module:Class`. gem: an id, such as game:GuessTheNumber-v0. openenv: the server's URL. textarena: a game, such as
+    Wordle-v0. verifiers: the id of a taskset, such as gsm8k-v1."""
+    index: int | None = Field(default=None, ge=0)
+    """verifiers: place of the task in its taskset."""
     seed: int | None = Field(default=0, ge=0)
     """Seed of `reset`. All rollouts of a group, and all attempts, begin with the same seed. Null: `reset` gets no seed."""
     arguments: dict[str, JsonValue] = {}
-    """Keyword arguments of the class or of `gem.make`. openenv: further fields of the reset."""
+    """Keyword arguments of the class, or of `make` of GEM and TextArena. openenv: further fields of the reset. verifiers:
+    fields of the environment's config, such as `taskset`."""
     python: str | None = Field(default=None, pattern=r"^/")
     """Absolute path of the Python interpreter in which the environment is installed. Default: the node agent's Python, or
     python3 of the sandbox. Not for openenv."""
@@ -54,10 +59,12 @@ class EnvTask(TaskFields):
                 "with `framework: openenv`, `env` is the URL of a running server, such as http://node7:8000"
             )
         if self.framework == "openenv" and self.python is not None:
-            raise ValueError("`python` is for `framework: class` and `gem`; leave it out")
+            raise ValueError("`python` is for environments in a process of ours, not for openenv; leave it out")
+        if (self.framework == "verifiers") != (self.index is not None):
+            raise ValueError("`index` is the place of a task in a taskset: write it with `framework: verifiers` alone")
         if self.where == "sandbox" and (self.tools or self.framework == "openenv"):
             raise ValueError(
-                "`where: sandbox` is for `framework: class` and `gem` without `tools`; with tools in the same sandbox "
+                "`where: sandbox` is for environments without `tools`, and not for openenv; with tools in the same sandbox "
                 "the agent could change its environment"
             )
         return self

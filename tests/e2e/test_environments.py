@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,11 +17,12 @@ from rollyard.tasks.system_prompts import MATH
 from rollyard.trajectory import Trajectory
 from tests.support import environment_turns
 from tests.support.compatibility import Compatibility, installed
-from tests.support.released import environment
+from tests.support.released import CACHE, environment
 from tests.support.yard import ROOT, Yard
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long, pytest.mark.slow(90)]
 SUPPORT = ROOT / "tests" / "support"
+SETS = SUPPORT / "verifiers_tasksets"
 NO_TOKENS: Any = {
     part: "it has texts alone; the trajectory has them" for part in ("tokens", "mask", "logprobs", "versions")
 }
@@ -31,7 +32,7 @@ GROUPS = "all rollouts of a task begin with its seed"
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     made = Yard(tmp_path_factory.mktemp("yard"))
-    made.env["PYTHONPATH"] = f"{ROOT}:{made.folder}"
+    made.env["PYTHONPATH"] = f"{ROOT}:{SETS}"
     try:
         made.start()
         async with made.client() as client:
@@ -54,10 +55,7 @@ async def test_gem_plays_with_the_policy(yard: tuple[Yard, AsyncClient], compati
     }
     ended = await played(yard, tasks, n=4)
     asked = [[t.task.fields["env"], t.task.fields["seed"], [text for text, _ in steps(t)]] for t in ended]
-    games = [python, str(SUPPORT / "gem_games.py")]
-    again = json.loads(
-        subprocess.run(games, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
-    )
+    again = replayed(python, "gem_games.py", asked)
     for trajectory, (_, *replies) in zip(ended, again, strict=True):
         compatibility.same("rewards", [reward for _, reward, _ in replies], [reward for _, reward in steps(trajectory)])
         assert trajectory.reward == sum(reward for _, reward, _ in replies)
@@ -107,31 +105,65 @@ async def test_openenv_plays_with_the_policy(yard: tuple[Yard, AsyncClient], com
 
 async def test_textarena_plays_with_the_policy(yard: tuple[Yard, AsyncClient], compatibility: Compatibility) -> None:
     folder = environment("textarena", "0.7.4", "python3.11")
-    python = str(folder / "bin" / "python")
-    documented = re.search(
-        r"```python\n(import textarena\n.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.S
-    )
-    assert documented is not None
-    (yard[0].folder / "arena.py").write_text(documented[1])
-    game = {"framework": "class", "env": "arena:Arena", "arguments": {"game": "GuessTheNumber-v0"}, "python": python}
-    ended = await played(yard, {"arena": {**game, "seed": 3}}, n=4)
-    asked = [["GuessTheNumber-v0", 3, [text for text, _ in steps(t)]] for t in ended]
-    games = [python, str(SUPPORT / "arena_games.py")]
-    again = json.loads(
-        subprocess.run(games, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
-    )
-    for trajectory, (first, reward) in zip(ended, again, strict=True):
+    python, names = str(folder / "bin" / "python"), ("GuessTheNumber-v0", "TowerOfHanoi-v0")
+    tasks = {name[:5].lower(): {"framework": "textarena", "env": name, "python": python, "seed": 3} for name in names}
+    ended = await played(yard, tasks, n=4)
+    asked = [[t.task.fields["env"], 3, [text for text, _ in steps(t)]] for t in ended]
+    for trajectory, (first, reward) in zip(ended, replayed(python, "arena_games.py", asked), strict=True):
         environment_turns.check(trajectory, [{"role": "user", "content": first}])
         if reward is not None:
             compatibility.same("rewards", reward, trajectory.reward)
-            assert len(trajectory.turns) > 1, "the first invalid guess does not end the game"
+    assert max(len(t.turns) for t in ended) > 1, "the first invalid guess does not end the game"
+    two = {"kind": "env", **tasks["guess"], "env": "TicTacToe-v0"}
+    (refused,) = await ends(yard, [{"id": "two-players", "pool": "demo", "task": two}])
+    assert refused.error is not None
+    assert "TicTacToe-v0 is no game of one player" in refused.error.message
     version = installed("textarena", folder)
-    ran, start = (
-        "`GuessTheNumber-v0` in the class of the page, then the same with the stored texts",
-        "the class of the page",
-    )
+    ran = "`GuessTheNumber-v0` and `TowerOfHanoi-v0`; then the same with the stored texts"
     missing = {**NO_TOKENS, "groups": GROUPS}
+    start = "a task of kind `env`"
     compatibility.row("TextArena", version, start=start, page="environments.md", ran=ran, missing=missing)
+
+
+async def test_tasks_of_verifiers_play_with_the_policy(
+    yard: tuple[Yard, AsyncClient], compatibility: Compatibility
+) -> None:
+    folder = environment("verifiers", "0.4.0", "python3.12")
+    python = str(folder / "bin" / "python")
+    tasks = {
+        name: {"framework": "verifiers", "env": f"vf-{name}", "index": index, "python": python}
+        for name, index in (("sums", 2), ("guesses", 5), ("words", 1))
+    }
+    ended = await played(yard, tasks, n=4)
+    asked = [[t.task.fields["env"], t.task.fields["index"], [text for text, _ in steps(t)]] for t in ended]
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(SETS), "PATH": path, "UV_CACHE_DIR": str(CACHE / "uv")}
+    openings: dict[str, list[Any]] = {
+        "vf-sums": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 15 + 7?"}],
+        "vf-guesses": [{"role": "user", "content": "What is 2 + 7?"}],
+        "vf-words": [{"role": "user", "content": "What is 8 + 3?"}],
+    }
+    for trajectory, reward in zip(ended, replayed(python, "verifiers_rewards.py", asked, env), strict=True):
+        environment_turns.check(trajectory, openings[str(trajectory.task.fields["env"])])
+        if reward is not None:
+            compatibility.same("rewards", reward, trajectory.reward)
+    rewards = {t.task.fields["env"]: t.reward for t in ended if t.reward}
+    assert rewards.keys() == openings.keys(), "each taskset gives a reward"
+    assert max(len(t.turns) for t in ended) > 1
+    version = installed("verifiers", folder)
+    ran = "three tasksets, one with several turns; then the same texts with its own harness `null`"
+    missing = {**NO_TOKENS, "groups": "one task of its own is one task here"}
+    start = "a task of kind `env`"
+    compatibility.row("verifiers, by name", version, start=start, page="environments.md", ran=ran, missing=missing)
+
+
+def replayed(python: str, program: str, asked: Any, env: dict[str, str] | None = None) -> Any:
+    """Return what a program of `tests/support` finds without Rollyard."""
+    done = subprocess.run(
+        [python, SUPPORT / program], input=json.dumps(asked), capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1].removeprefix("REWARDS "))
 
 
 async def played(yard: tuple[Yard, AsyncClient], tasks: dict[str, dict[str, Any]], n: int) -> list[Trajectory]:
@@ -140,10 +172,14 @@ async def played(yard: tuple[Yard, AsyncClient], tasks: dict[str, dict[str, Any]
         {"id": name, "pool": "demo", "task": {"kind": "env", **task}, "n": n, "sampling": sampling}
         for name, task in tasks.items()
     ]
-    made, client = yard
-    ended = await made.gather(client, await client.submit([RolloutRequest.model_validate(r) for r in requests]))
+    ended = await ends(yard, requests)
     assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}, [t.error for t in ended]
     return ended
+
+
+async def ends(yard: tuple[Yard, AsyncClient], requests: list[dict[str, Any]]) -> list[Trajectory]:
+    made, client = yard
+    return await made.gather(client, await client.submit([RolloutRequest.model_validate(r) for r in requests]))
 
 
 def cut(trajectory: Trajectory) -> bool:

@@ -31,6 +31,24 @@ class Sums:
         return f"What is {a} + {b}?"
 
 
+class NamedSums(Sums):
+    """Shows its name before its first question."""
+
+    def __init__(self, name: str, questions: int) -> None:
+        super().__init__(questions)
+        self.name = name
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        question, info = super().reset(seed)
+        return f"{self.name}: {question}", info
+
+
+class Opened(Sums):
+    """Opens with messages of its own."""
+
+    opening_messages = ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Begin."})
+
+
 class SecondTry(Sums):
     """Ends its process in the second step while the file is there, and removes the file."""
 

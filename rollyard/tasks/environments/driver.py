@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -26,6 +27,8 @@ import traceback
 from typing import Any, TextIO
 
 MAX_TEXT_CHARS = 1 << 20
+ADAPTED = ("textarena", "verifiers")
+"""Frameworks whose environments a module beside this file makes."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -61,6 +64,8 @@ def main(*ports: str) -> None:
 def make(framework: str, env: str, arguments: dict[str, Any]) -> Any:
     if framework == "gem":
         return importlib.import_module("gem").make(env, **arguments)
+    if framework in ADAPTED:
+        return adapter(framework).make(env, **arguments)
     module, _, name = env.partition(":")
     found = importlib.import_module(module)
     for part in name.split("."):
@@ -68,11 +73,21 @@ def make(framework: str, env: str, arguments: dict[str, Any]) -> Any:
     return found(**arguments)  # type: ignore[operator]
 
 
+def adapter(framework: str) -> Any:
+    """Load the module beside this file that makes environments of a framework."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{framework}_adapter.py")
+    spec = importlib.util.spec_from_file_location(f"{framework}_adapter", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
 def opening(environment: Any, seed: int | None) -> dict[str, Any]:
     """Reset the environment. `reset` returns the observation, or (observation, info)."""
     found = called("reset", environment.reset() if seed is None else environment.reset(seed=seed))
     observation, info = found if isinstance(found, tuple) else (found, {})
-    return message(observation, info, reward=None, done=False)
+    first = message(observation, info, reward=None, done=False)
+    return {**first, "messages": getattr(environment, "opening_messages", None)}
 
 
 def step(environment: Any, action: str) -> dict[str, Any]:

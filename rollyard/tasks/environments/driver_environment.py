@@ -18,6 +18,7 @@ from rollyard.tasks.environments import driver
 from rollyard.trajectory import Turn
 
 PROGRAM = Path(driver.__file__)
+ADAPTERS = {name: PROGRAM.with_name(f"{name}_adapter.py") for name in driver.ADAPTED}
 START_SECONDS = 240.0
 """Limit for the start of an environment. The import of a framework takes seconds, and longer on a busy machine. INIT's
 budget may be shorter."""
@@ -36,8 +37,13 @@ class DriverEnvironment(Environment):
     async def begin(self) -> None:
         """Make the environment and reset it. Raises as `reply` does."""
         task = self._task
-        spec = {"framework": task.framework, "env": task.env, "arguments": task.arguments, "seed": task.seed}
-        self.opening = [{"role": "user", "content": (await self._ask(spec, START_SECONDS))["text"]}]
+        arguments = task.arguments if task.index is None else {**task.arguments, "index": task.index}
+        spec = {"framework": task.framework, "env": task.env, "arguments": arguments, "seed": task.seed}
+        first = await self._ask(spec, START_SECONDS)
+        opening = first["messages"] or [{"role": "user", "content": first["text"]}]
+        if task.system is not None:  # it takes the place of the environment's own
+            opening = [message for message in opening if message["role"] != "system"]
+        self.opening = opening
 
     async def reply(self, turn: Turn) -> Reply:
         """Step with the turn's text. Raises HandlerFailed if the environment raises an exception, and NodeFault if its

@@ -17,6 +17,7 @@ from rollyard.sandbox.base import CommandResult
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 from rollyard.tasks.environments.driver_environment import (
+    ADAPTERS,
     MAX_LINE_BYTES,
     PROGRAM,
     START_SECONDS,
@@ -24,7 +25,8 @@ from rollyard.tasks.environments.driver_environment import (
     answer_within,
 )
 
-DRIVER = f"{HOME}/.rollyard/driver.py"
+PROGRAMS = f"{HOME}/.rollyard"
+DRIVER = f"{PROGRAMS}/{PROGRAM.name}"
 MAX_COMMAND_SECONDS = 20 * 86_400.0
 LAST_OUTPUT_CHARS = 1000
 
@@ -46,7 +48,8 @@ class SandboxEnvironment(DriverEnvironment):
     async def start(cls, task: EnvTask, sandbox: Sandbox) -> Self:
         """Start the process and reset the environment. Raises TaskError if the process ends before it connects, and else
         as `reply` does."""
-        await sandbox.write_file(DRIVER, await asyncio.to_thread(PROGRAM.read_bytes))
+        for program in (PROGRAM, *filter(None, [ADAPTERS.get(task.framework)])):
+            await sandbox.write_file(f"{PROGRAMS}/{program.name}", await asyncio.to_thread(program.read_bytes))
         listener = await sandbox.listen()
         listener.setblocking(False)
         call = shlex.join([task.python or "python3", DRIVER, str(listener.getsockname()[1])])

@@ -57,6 +57,13 @@ async def test_steps_earn_rewards_and_the_same_seed_asks_the_same() -> None:
         await again.close()
 
 
+async def test_an_environment_may_open_with_messages() -> None:
+    for system, expected in ((None, ["Be kind.", "Begin."]), ("Be fast.", ["Begin."])):
+        made = await start(task("Opened", system=system))
+        assert [message["content"] for message in made.opening] == expected
+        await made.close()
+
+
 async def test_observations_may_be_tool_results() -> None:
     made = await start(task("Sums", observation_role="tool"))
     reply = await made.reply(turn("7"))
@@ -123,7 +130,12 @@ async def test_an_environment_ends_with_its_rollout() -> None:
         ({"framework": "openenv", "env": "node7:8000"}, "is the URL of a running server"),
         ({"framework": "openenv", "env": "http://node7", "python": "/usr/bin/python3"}, "leave it out"),
         ({"framework": "class", "env": "a:B", "where": "sandbox", "tools": ["bash"]}, "could change its environment"),
-        ({"framework": "textarena", "env": "x"}, "Input should be 'class', 'gem' or 'openenv'"),
+        ({"framework": "verifiers", "env": "x"}, "`index` is the place of a task"),
+        ({"framework": "textarena", "env": "x", "index": 1}, "with `framework: verifiers` alone"),
+        (
+            {"framework": "gymnasium", "env": "x"},
+            "Input should be 'class', 'gem', 'openenv', 'textarena' or 'verifiers'",
+        ),
     ],
 )
 def test_a_wrong_task_is_told_what_it_can_say(fields: dict[str, Any], message: str) -> None:
