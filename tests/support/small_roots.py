@@ -62,10 +62,14 @@ def python_root(folder: Path) -> Path:
 
 
 def add_git(root: Path) -> None:
-    """Put this machine's git into a root file system, with its libraries."""
-    program = shutil.which("git")
-    assert program is not None, "these tests need git: apt-get install git"
-    shutil.copy2(program, root / "usr/bin/git")
+    add_program(root, "git")
+
+
+def add_program(root: Path, name: str) -> None:
+    """Put a program of this machine into a root file system, with its libraries."""
+    program = shutil.which(name)
+    assert program is not None, f"these tests need {name}: apt-get install {name}"
+    shutil.copy2(program, root / "usr/bin" / name)
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     for found in {word for word in listed.split() if word.startswith("/")}:
         place = root / found.lstrip("/")

@@ -1,0 +1,2 @@
+#!/bin/sh
+exec python3 /app/service.py /app/service.ini
