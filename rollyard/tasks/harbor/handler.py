@@ -215,7 +215,13 @@ def _score(harbor: HarborTask, rewards: Rewards | None, found: Verified) -> Scor
     rewards = rewards or {}
     reward = reward_of(rewards, harbor.reward_key)
     said = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
-    return Score(reward, notes=[f"the verifier gives {said}", *([found.output] if found.output else [])], parts=rewards)
+    notes = [f"the verifier gives {said}", *([found.output] if found.output else [])]
+    if reward <= 0 or not found.contradicted:
+        return Score(reward, notes=notes, parts=rewards)
+    notes.append(
+        "suspicious: reward.json and reward.txt have different rewards; a program of the agent may have written one"
+    )
+    return Score(reward, {"suspicious": 1.0}, notes, rewards)
 
 
 def _printed(found: Verified) -> str:

@@ -34,6 +34,18 @@ def read_rewards(as_json: bytes | None, as_text: bytes | None) -> dict[str, floa
     return {REWARD: _finite(value, "reward.txt", as_text)}
 
 
+def contradict(as_json: bytes | None, as_text: bytes | None) -> bool:
+    """Return whether the two files have different rewards. Verifiers write one of them; the other may be of a program of the
+    agent that the tests have run."""
+    if as_json is None or as_text is None:
+        return False
+    try:
+        rewards = _of_json(as_json)
+        return (rewards[REWARD] if REWARD in rewards else next(iter(rewards.values()))) != float(as_text.decode())
+    except (UnreadableReward, StopIteration, ValueError):
+        return True
+
+
 def reward_of(rewards: Rewards, key: str) -> float:
     """Return the one reward of several. Raises TaskError."""
     if key in rewards:

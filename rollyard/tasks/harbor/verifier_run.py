@@ -12,7 +12,14 @@ from rollyard.kinds.harbor_config import HarborStep
 from rollyard.kinds.harbor_task import HarborTask
 from rollyard.sandbox.program import ProgramRefused
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.harbor.reward_files import REWARD_JSON, REWARD_TEXT, Rewards, UnreadableReward, read_rewards
+from rollyard.tasks.harbor.reward_files import (
+    REWARD_JSON,
+    REWARD_TEXT,
+    Rewards,
+    UnreadableReward,
+    contradict,
+    read_rewards,
+)
 
 AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = "/logs/agent", "/logs/verifier", "/logs/artifacts"
 TESTS, SCRIPT, OUTPUT = "/tests", "/tests/test.sh", f"{VERIFIER_LOGS}/test-stdout.txt"
@@ -33,6 +40,8 @@ class Verified:
     timed_out: bool = False
     output: str = ""
     """End of what it printed."""
+    contradicted: bool = False
+    """Whether reward.json and reward.txt have different rewards."""
 
 
 async def shell(sandbox: Sandbox, command: str, seconds: float, env: Mapping[str, str] | None = None) -> int | None:
@@ -80,7 +89,7 @@ async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float, step:
         return Verified(None, f"the verifier took more than {seconds:g} s", True, output)
     try:
         found = await asyncio.gather(_read(sandbox, REWARD_JSON), _read(sandbox, REWARD_TEXT))
-        return Verified(read_rewards(*found), output=output)
+        return Verified(read_rewards(*found), output=output, contradicted=contradict(*found))
     except UnreadableReward as error:
         return Verified(None, str(error), output=output)
 

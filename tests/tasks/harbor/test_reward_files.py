@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollyard.core.errors import TaskError
-from rollyard.tasks.harbor.reward_files import UnreadableReward, read_rewards, reward_of
+from rollyard.tasks.harbor.reward_files import UnreadableReward, contradict, read_rewards, reward_of
 
 READ = [
     (None, b"1", {"reward": 1.0}), (None, b" 0.5\n", {"reward": 0.5}), (None, b"-2e1", {"reward": -20.0}),
@@ -43,3 +43,14 @@ def test_the_reward_of_several_keys() -> None:
     for rewards in ({}, {"a": 1.0, "b": 0.0}):
         with pytest.raises(TaskError, match="reward_key"):
             reward_of(rewards, "reward")
+
+
+@pytest.mark.parametrize(
+    ("as_json", "as_text", "found"),
+    [
+        (b'{"reward": 1}', b"0", True), (b'{"reward": 1}', b"1.0", False), (b'{"a": 1}', b"0", True), (b"{}", b"1", True),
+        (b'{"reward": 1}', None, False), (None, b"1", False), (b'{"reward": 1}', b"x", True),
+    ],
+)  # fmt: skip
+def test_files_that_contradict_each_other(as_json: bytes | None, as_text: bytes | None, found: bool) -> None:
+    assert contradict(as_json, as_text) == found
