@@ -23,7 +23,13 @@ from rollyard.tasks.gym.library import ReasoningGym
 @click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="number of tasks")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of the data set")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="index of the first entry")
-@click.option("--difficulty", type=click.IntRange(0), help="level of all attributes of the curriculum")
+@click.option(
+    "--difficulty",
+    "difficulties",
+    type=click.IntRange(0),
+    multiple=True,
+    help="level of all attributes of the curriculum; if repeated, the tasks climb through the levels in this order",
+)
 @click.option("--level", "levels", multiple=True, metavar="NAME=LEVEL", help="level of one attribute; may be repeated")
 @click.option("--config", multiple=True, metavar="NAME=JSON", help="field of the config; may be repeated")
 @click.option(
@@ -34,7 +40,7 @@ def import_gym(
     count: int,
     seed: int,
     first: int,
-    difficulty: int | None,
+    difficulties: Sequence[int],
     levels: Sequence[str],
     config: Sequence[str],
     output: Path | None,
@@ -42,16 +48,20 @@ def import_gym(
     """Write entries of DATASET, a data set of reasoning-gym, as tasks of the kind gym, one JSON line a task.
 
     If reasoning-gym is installed here, it makes the first entry, so that a wrong name or config is noticed."""
-    fields: dict[str, Any] = {"library": "reasoning-gym", "dataset": dataset, "seed": seed}
-    optional = {"config": _pairs(config, json.loads), "level": _pairs(levels, int), "difficulty": difficulty}
-    fields |= {name: value for name, value in optional.items() if value not in ({}, None)}
-    metadata = {"dataset": dataset, **({} if difficulty is None else {"difficulty": difficulty})}
-    first_task = Task.model_validate({"kind": "gym", **fields, "index": first, "metadata": metadata})
+    fields: dict[str, Any] = {"kind": "gym", "library": "reasoning-gym", "dataset": dataset, "seed": seed}
+    optional = {"config": _pairs(config, json.loads), "level": _pairs(levels, int)}
+    fields |= {name: value for name, value in optional.items() if value}
+
+    def task(number: int) -> dict[str, Any]:
+        level = {"difficulty": difficulties[number * len(difficulties) // count]} if difficulties else {}
+        return {**fields, **level, "index": first + number, "metadata": {"dataset": dataset, **level}}
+
+    first_task = Task.model_validate(task(0))
     check_task(first_task)
     asyncio.run(_make_entry(first_task))
     with written_file(output) as tasks:
-        for index in range(first, first + count):
-            tasks.write(json.dumps({"kind": "gym", **fields, "index": index, "metadata": metadata}) + "\n")
+        for number in range(count):
+            tasks.write(json.dumps(task(number)) + "\n")
     say(f"{count:7} tasks  {dataset}")
 
 

@@ -45,14 +45,31 @@ def _dataset(fields: Mapping[str, Any]) -> Any:
     name, config = fields["dataset"], {**fields["config"], "seed": fields["seed"]}
     if name == "composite":
         config["datasets"] = [DatasetSpec(**spec) for spec in config.get("datasets", [])]
+        config["datasets"] += [_of_levels(*one) for one in config.pop("curricula", {}).items()]
     if fields["difficulty"] is None and not fields["level"]:
         return reasoning_gym.create_dataset(name, **config)
+    found = _config_of_levels(name, fields["difficulty"], fields["level"], config)
+    return reasoning_gym.factory.DATASETS[name][0](config=found)
+
+
+def _config_of_levels(
+    name: str, difficulty: int | None, levels: Mapping[str, int], config: Mapping[str, Any] | None = None
+) -> Any:
     curriculum = reasoning_gym.factory.create_curriculum(name)
-    if fields["difficulty"] is not None:
-        curriculum.set_global_level(fields["difficulty"])
-    for attribute, level in fields["level"].items():
+    if difficulty is not None:
+        curriculum.set_global_level(difficulty)
+    for attribute, level in levels.items():
         curriculum.set_attr_level(attribute, level)
-    return reasoning_gym.factory.DATASETS[name][0](config=curriculum.generate_configuration(config))
+    return curriculum.generate_configuration(config)
+
+
+def _of_levels(name: str, member: Mapping[str, Any]) -> DatasetSpec:
+    """Return a member as the library's CurriculumExperiment makes it, but with the seed and size of the composite: without a
+    seed each process would make other entries."""
+    levels = dict(member["attribute_levels"])
+    config = vars(_config_of_levels(name, levels.pop("*", None), levels))
+    own = {field: value for field, value in config.items() if field not in ("seed", "size")}
+    return DatasetSpec(name, member.get("weight", 1.0), own)
 
 
 def _reference(entry: Mapping[str, Any]) -> str | None:

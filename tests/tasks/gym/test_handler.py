@@ -88,6 +88,26 @@ async def test_the_solution_is_the_entrys_answer_and_levels_change_the_entry(han
         await score(handler, plain, "", {"question": questions[1]})
 
 
+async def test_a_composite_has_members_with_levels_of_their_own(handler: GymHandler) -> None:
+    one = {"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}]}
+    member, hard, easy = (
+        task("chain_sum", seed=8),
+        {"curricula": {"chain_sum": {"attribute_levels": {"*": 2, "num_digits": 0}}}},
+        {"curricula": {"chain_sum": {"attribute_levels": {"*": 0}, "weight": 0.5}}},
+    )
+    alone = task("chain_sum", seed=8, difficulty=2, level={"num_digits": 0})
+    asked = [await question(handler, found) for found in (member, alone)]
+    tasks = [task("composite", config=config) for config in (one, hard, easy)]
+    assert [await question(handler, found) for found in tasks[:2]] == asked, "members have the next seeds"
+    assert await question(handler, tasks[2]) not in asked
+    for found in tasks:
+        assert (await score(handler, found, await handler.solve(found, SANDBOX))).reward == 1.0
+
+
+async def question(handler: GymHandler, found: Task) -> str:
+    return str((await handler.collect(found, SANDBOX))["question"])
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
