@@ -106,7 +106,8 @@ class HarborTask(TaskFields):
                 yield f"`{name}.gpus` is not supported"
         for server in config.environment.mcp_servers:
             if server.transport != "stdio":
-                yield f"the MCP server {server.name!r} has the transport {server.transport}; only stdio is supported"
+                why = "nothing starts a server behind a URL here: name a program of the image with the transport stdio"
+                yield f"the MCP server {server.name!r} has the transport {server.transport}; {why}"
         yield from (f"{path} is not supported" for path in self.files if _UNSUPPORTED.fullmatch(path))
         if config.steps and "separate" in {config.verifier.mode, *(step.verifier.mode for step in config.steps)}:
             yield "a separate verifier of a task with steps is not supported"
