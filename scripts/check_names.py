@@ -58,9 +58,25 @@ def openings(modules: Modules) -> Iterator[str]:
                 yield f"{path}:{line}: this docstring must open with a noun or a verb: {text.splitlines()[0]}"
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the module and all its statements, without the expressions in them, which are most of a tree."""
+    left: list[ast.AST] = [tree]
+    while left:
+        yield (node := left.pop())
+        for name in ("body", "orelse", "handlers", "cases", "finalbody"):
+            inner = getattr(node, name, ())
+            left.extend(inner if isinstance(inner, list) else ())
+
+
+def stored_attributes(target: ast.expr) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(target):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of each docstring: of the module, its classes and functions, and after an assignment."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
@@ -84,7 +100,7 @@ def strange_errors(modules: Modules) -> Iterator[str]:
     classes = {
         node.name: (f"{path}:{node.lineno}", [ast.unparse(base).rpartition(".")[2] for base in node.bases])
         for path, tree in modules.items()
-        for node in ast.walk(tree)
+        for node in statements(tree)
         if isinstance(node, ast.ClassDef)
     }
 
@@ -124,12 +140,18 @@ def wrong_names(modules: Modules) -> Iterator[str]:
 
 def defined_names(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
     yield 1, path.stem
-    for node in ast.walk(tree):
+    for node in statements(tree):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield node.lineno, name
-            case ast.Attribute(attr=name, ctx=ast.Store()):
-                yield node.lineno, name
+            case ast.Assign(targets=targets):
+                yield from (named for target in targets for named in stored_attributes(target))
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.For(target=target):
+                yield from stored_attributes(target)
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                yield from (
+                    named for item in items if item.optional_vars for named in stored_attributes(item.optional_vars)
+                )
         if isinstance(node, ast.ClassDef | ast.Module):
             for item in node.body:
                 match item:
