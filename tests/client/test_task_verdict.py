@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollyard.client.task_report import CheckedTask
 from rollyard.client.task_verdict import CheckedRun, TaskVerdict, judge
 from rollyard.kinds.rollout import Stage, Status
 
@@ -52,3 +53,18 @@ def test_the_verdict_on_a_task(found: list[CheckedRun], verdict: TaskVerdict, wh
     given, reasons = judge(found, LIMITS)
     assert given is verdict, reasons
     assert (why in reasons[0]) if why is not None else not reasons
+
+
+def test_a_report_tells_which_tasks_have_no_control_tests() -> None:
+    fields: dict[str, Any] = {
+        "task": "t",
+        "lines": [1],
+        "kind": "swe",
+        "pool": "demo",
+        "verdict": TaskVerdict.SOUND,
+        "why": [],
+    }
+    for metrics in ({}, {"no_control_tests": 1.0}):
+        checked = CheckedTask(**fields, runs=[run("solve", 1.0, metrics=metrics), run("nothing", 0.0)])
+        again = CheckedTask.model_validate_json(checked.model_dump_json())
+        assert again.without_controls == bool(metrics)
