@@ -147,10 +147,11 @@ def _identity(image: ImageReference) -> tuple[object, ...] | None:
 
 def default_root(cache: Path) -> Root:
     """Return the root of the default image: a small root folder of our own, in which this machine's /usr appears
-    read-only."""
-    folder = build_once(cache / "skeleton-3", _make_skeleton)
+    read-only, and the settings that its programs cannot start without: Debian keeps those of Java in /etc."""
+    java = sorted(map(str, Path("/etc").glob("java*")))
+    folder = build_once(cache / "-".join(("skeleton-4", *map(os.path.basename, java))), _make_skeleton)
     binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
-    binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
+    binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache", *java) if os.path.exists(path)]
     return replace(_plain_root(folder), binds=tuple(binds), user="agent")
 
 
@@ -204,7 +205,7 @@ def _make_skeleton(folder: Path) -> None:
             (folder / name).symlink_to(os.readlink(f"/{name}"))
         elif os.path.isdir(f"/{name}"):
             (folder / name).mkdir()
-    for path in _CERTIFICATES:
+    for path in (*_CERTIFICATES, *map(str, Path("/etc").glob("java*"))):
         (folder / path[1:]).mkdir(parents=True)
     for path in ("/etc/ld.so.cache", *_NAME_SERVICE):
         (folder / path[1:]).touch()

@@ -22,13 +22,13 @@ _SCOPES = 0b11
 """Signals to processes, and connections to abstract sockets, beyond those that this process starts."""
 
 
-def confine_writes(folders: Iterable[str]) -> None:
-    """Let this process, and those that it starts, change files in `folders` alone, and write to devices. Reading stays as it
-    is. Does nothing on a kernel without landlock."""
+def writes_within(folders: Iterable[str]) -> int | None:
+    """Return rules for `confine_writes`, as a file: files change in `folders` alone, and devices may be written to. Reading
+    stays as it is. None: the kernel has no landlock."""
     try:
         version = system_call(_CREATE_RULESET, 0, 0, _VERSION)
     except OSError:
-        return
+        return None
     handled = _CHANGES | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     attributes = struct.pack("QQQ", handled, 0, _SCOPES)
     ruleset = system_call(_CREATE_RULESET, attributes[: 24 if version >= 6 else 8], 24 if version >= 6 else 8, 0)
@@ -36,6 +36,10 @@ def confine_writes(folders: Iterable[str]) -> None:
         fd = os.open(folder, os.O_PATH)
         system_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", allowed, fd), 0)
         os.close(fd)
+    return ruleset
+
+
+def confine_writes(rules: int) -> None:
+    """Hold this process, and those that it starts, to the rules."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    system_call(_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
+    system_call(_RESTRICT_SELF, rules, 0)

@@ -23,6 +23,7 @@ look into it or, from Linux 6.12 on, signal it. A program that ends this process
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -34,18 +35,21 @@ import struct
 import sys
 import time
 
-from rollyard.sandbox_agent.landlock import confine_writes
+from rollyard.sandbox_agent.landlock import confine_writes, writes_within
 from rollyard.sandbox_agent.process_control import PR_SET_DUMPABLE, prctl
-from rollyard.sandbox_agent.syscall_filter import leave_no_marks
+from rollyard.sandbox_agent.syscall_filter import install, without_marks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any, TypeAlias
 
     Job: TypeAlias = "dict[str, Any]"
-    """`argv`; `env`, variables on top of the sandbox's; `cwd`; `confined`; the limits `cpu_seconds`, `wall_seconds`,
-    `memory_bytes` (0: the sandbox's alone) and `output_bytes`."""
+    """`argv`; `env`, variables on top of the sandbox's; `cwd`; `confined`; the limits `cpu_seconds`, `wall_seconds` (without
+    the time for which it was ready and had no core), `latest_seconds`, `memory_bytes` (0: the sandbox's alone) and
+    `output_bytes`."""
+    Confinement: TypeAlias = "tuple[int | None, bytes | None]"
+    """Rules of landlock, and a filter of system calls."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 HEAD = struct.Struct("!cI")
@@ -53,13 +57,11 @@ _SCRATCH = f"/tmp/run-{os.urandom(8).hex()}"
 """Working folder of a confined program, with links to the files of the job's `cwd`. It is also HOME and TMPDIR."""
 _EMPTIED = ("/tmp", "/var/tmp", "/dev/shm")
 _STACK_BYTES = 256 << 20
-_STACK_SHARE = 16
-"""Part of the address space for the stack. Each thread gets as much as the first one."""
 _ERROR_BYTES = 4000
 _CHUNK = 1 << 16
 _WAITING_BYTES = 1 << 20
 """Input that waits for the program. The judge's further frames are not read meanwhile."""
-_FIRST_LOOK, _LAST_LOOK = 0.002, 0.02
+_FIRST_LOOK, _LAST_LOOK = 0.01, 0.02
 """Seconds between two measurements of a running program: they grow from the first to the last."""
 _LINKED = 1000
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -75,17 +77,21 @@ def main() -> None:
     _end_all()
     kept = {folder: set(_names(folder)) for folder in _EMPTIED}
     frames = _Frames()
+    confinement = writes_within([folder for folder in _EMPTIED if os.path.isdir(folder)]), without_marks()
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]  # each program inherits the limit
+    resource.setrlimit(resource.RLIMIT_STACK, (min(_STACK_BYTES, hard) if hard >= 0 else _STACK_BYTES, hard))
     while True:
         frame = frames.take()
         if frame is None:
             frames.wait()
         elif frame[0] == b"R":
             job = json.loads(frame[1])
-            run = _Run(job, frames)
+            run = _Run(job, frames, confinement)
             try:
                 run.serve()
             finally:
                 end = run.end()
+                os.chdir("/")
                 for folder in _EMPTIED:
                     _empty(folder, kept[folder])
             _send(b"D", json.dumps(end).encode())
@@ -121,7 +127,7 @@ class _Frames:
 class _Run:
     """One program, from its start to its last process."""
 
-    def __init__(self, job: Job, frames: _Frames) -> None:
+    def __init__(self, job: Job, frames: _Frames, confinement: Confinement) -> None:
         self._job = job
         self._frames = frames
         self._input = bytearray()
@@ -133,35 +139,27 @@ class _Run:
         self._limit: str | None = None
         self._status: int | None = None
         self._began = time.monotonic()
-        told, tell = os.pipe()
-        """Pipe for the error that kept the program from starting."""
+        self._exited = -1
+        self._refused: tuple[int, str] | None = None
+        """Error number and text of what kept the program from starting."""
         stdio, ours = _pipes()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                os.dup2(tell, 3)
-                _become(job, stdio)
-            except BaseException as error:  # noqa: BLE001 - the outermost boundary of this process
-                code = error.errno or 0 if isinstance(error, OSError) else 0
-                os.write(3, json.dumps([code, str(error)]).encode())
-            finally:
-                os._exit(127)
-        for fd in (*stdio, tell):
-            os.close(fd)
         self._stdin: int | None
         self._stdin, self._stdout, self._stderr = ours
         for fd in ours:
             os.set_blocking(fd, False)
-        self._exited = os.pidfd_open(self._pid)
-        refused = b""
-        while chunk := os.read(told, _CHUNK):
-            refused += chunk
-        os.close(told)
-        self._refused = json.loads(refused) if refused else None
+        try:
+            self._pid = _start(job, stdio, confinement)
+            self._exited = os.pidfd_open(self._pid)
+        except OSError as error:
+            self._pid, self._refused = -1, (error.errno or 0, str(error))
+        for fd in stdio:
+            os.close(fd)
 
     def serve(self) -> None:
         """Pass its input and output on until it ends or reaches a limit."""
         poll = select.poll()
+        if self._refused is not None:
+            return
         pause, look = _FIRST_LOOK, self._began + _FIRST_LOOK
         watched: dict[int, int] = {}
         while self._limit is None:
@@ -284,35 +282,57 @@ class _Run:
         self._cpu = max(self._cpu, cpu)
         if self._cpu > self._job["cpu_seconds"]:
             self._limit = "cpu"
-        if time.monotonic() - self._began > self._job["wall_seconds"]:
+        elapsed = time.monotonic() - self._began
+        if elapsed > self._job["wall_seconds"] and (
+            elapsed > self._job["latest_seconds"]
+            or elapsed - max(map(_waited, processes), default=0.0) > self._job["wall_seconds"]
+        ):
             self._limit = "wall"
 
 
-def _become(job: Job, stdio: tuple[int, int, int]) -> None:
-    """Run the program in this process, a fork."""
-    os.setsid()
-    for number, fd in enumerate(stdio):
-        os.dup2(fd, number)
-    os.set_inheritable(3, False)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+def _start(job: Job, stdio: tuple[int, int, int], confinement: Confinement) -> int:
+    """Start the program in this process's working folder, and return its id. Raises OSError."""
     environment = {**os.environ, **job["env"]}
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    prctl(PR_SET_DUMPABLE, 1)
-    (_, space), (_, hard) = map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_STACK))
-    most = [_STACK_BYTES, *(one for one in (hard, space // _STACK_SHARE) if one > 0)]  # RLIM_INFINITY is -1
-    resource.setrlimit(resource.RLIMIT_STACK, (min(most), hard))
     if job["confined"]:
         environment |= {"HOME": _SCRATCH, "TMPDIR": _SCRATCH, "PWD": _SCRATCH}
         os.mkdir(_SCRATCH)
         for name in _names(job["cwd"])[:_LINKED]:
             os.symlink(os.path.join(job["cwd"], name), os.path.join(_SCRATCH, name))
-        os.chdir(_SCRATCH)
-        confine_writes([folder for folder in _EMPTIED if os.path.isdir(folder)])
-        leave_no_marks()
-    else:
-        os.chdir(job["cwd"])
-    os.execvpe(job["argv"][0], job["argv"], environment)
+    os.chdir(_SCRATCH if job["confined"] else job["cwd"])
+    # Only these files are inherited. A fork of this process would take several times as long as a start without one.
+    files = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ)
+
+    def spawn() -> int:
+        argv = job["argv"]
+        return os.posix_spawnp(argv[0], argv, environment, file_actions=files, setsid=True, setsigdef=defaults)
+
+    return _in_confined_thread(spawn, confinement) if job["confined"] else spawn()
+
+
+def _in_confined_thread(spawn: Callable[[], int], confinement: Confinement) -> int:
+    """Call `spawn` in a thread that is confined, as are the processes that it starts. This process is not."""
+    rules, filter_ = confinement
+    done, found, errors = _thread.allocate_lock(), list[int](), list[OSError]()
+
+    def work() -> None:
+        try:
+            if rules is not None:
+                confine_writes(rules)
+            if filter_ is not None:
+                install(filter_, all_threads=False)
+            found.append(spawn())
+        except OSError as error:
+            errors.append(error)
+        finally:
+            done.release()
+
+    done.acquire()
+    _thread.start_new_thread(work, ())
+    done.acquire()
+    if errors:
+        raise errors[0]
+    return found[0]
 
 
 def _end_all() -> list[tuple[int, int, Any]]:
@@ -337,6 +357,15 @@ def _processes() -> Iterator[int]:
             yield pid
 
 
+def _waited(pid: int) -> float:
+    """Return the longest time in seconds that a thread of the process was ready to run and had no core."""
+    longest = 0
+    for thread in _names(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+            longest = max(longest, int(file.read().split()[1]))
+    return longest / 1e9
+
+
 def _share(pid: int) -> int:
     """Return the memory of a process, in which a page that n processes share counts as an n-th of it."""
     try:
@@ -348,8 +377,9 @@ def _share(pid: int) -> int:
 
 def _empty(folder: str, kept: set[str]) -> None:
     """Remove everything in the folder but the names in `kept`, however deep it is: folders inside are moved up first."""
-    moved, above = 0, f".{os.urandom(8).hex()}-"
+    moved, above = 0, ""
     while names := [name for name in _names(folder) if name not in kept]:
+        above = above or f".{os.urandom(8).hex()}-"
         for name in names:
             path = os.path.join(folder, name)
             if not stat.S_ISDIR(os.lstat(path).st_mode):

@@ -65,12 +65,13 @@ class Settings:
         self.workdir = _workdir(message.get("workdir") or WORKSPACE)
         """Folder in which bash and IPython start, and in which the editor's relative paths start."""
 
-    def confine(self, pid: int) -> None:
+    def confine(self, pid: int, address_space: bool = True) -> None:
         """Set the limits of a process, before the process runs code of the task. Child processes inherit the limits.
+        `address_space`: whether its length is limited.
 
         The sandbox agent itself has no limits, so that it can still act when the task has reached all limits.
         """
-        memory = self.memory_bytes if self.limits_address_space else resource.RLIM_INFINITY
+        memory = self.memory_bytes if self.limits_address_space and address_space else resource.RLIM_INFINITY
         for kind, value in (
             (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_FSIZE, self.file_bytes),

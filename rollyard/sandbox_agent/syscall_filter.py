@@ -146,7 +146,7 @@ def set_filter(last_own_id: int) -> None:
     machine = os.uname().machine
     if machine not in _CALLS:
         return
-    _install(instructions(machine, last_own_id))
+    install(_packed(instructions(machine, last_own_id)))
 
 
 def pretend(names: Sequence[str] | None = None) -> None:
@@ -166,29 +166,35 @@ def pretend(names: Sequence[str] | None = None) -> None:
             program += _block(number, [_load(kind), (_AND, 0, 0, 0o170000), *devices, _allow()])
         else:
             program += _block(number, [_fail(0)])
-    _install([*program, _allow()])
+    install(_packed([*program, _allow()]))
 
 
-def leave_no_marks() -> None:
-    """Refuse calls with which a program could leave something to a later one beside files: marks on files of the image seem to
-    work, and objects of the kernel seem not to exist. Does nothing on an unknown architecture."""
+def without_marks() -> bytes | None:
+    """Return a filter that refuses calls with which a program could leave something to a later one beside files: marks on files
+    of the image seem to work, and objects of the kernel seem not to exist. None: the architecture is unknown."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        return
+        return None
     program = [_load(_ARCHITECTURE), (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]), _allow(), _load(_NUMBER)]
     for number in _MARKING[machine].values():
         program += _block(number, [_fail(0)])
     for number in _LASTING[machine].values():
         program += _block(number, [_fail(errno.ENOSYS)])
-    _install([*program, _allow()])
+    return _packed([*program, _allow()])
 
 
-def _install(filter_: Sequence[Instruction]) -> None:
-    program = b"".join(struct.pack("HBBI", *one) for one in filter_)
+def _packed(filter_: Sequence[Instruction]) -> bytes:
+    return b"".join(struct.pack("HBBI", *one) for one in filter_)
+
+
+def install(program: bytes, all_threads: bool = True) -> None:
+    """Set a filter on all threads of this process, or on this thread, and on all processes that they start later."""
     address = id(program) + bytes.__basicsize__ - 1  # CPython keeps the content of `bytes` behind the object's head
     header = struct.pack("HxxxxxxP", len(program) // 8, address)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    seccomp(_CALLS[os.uname().machine]["seccomp"], _SECCOMP_SET_MODE_FILTER, _TO_ALL_THREADS, header)
+    seccomp(
+        _CALLS[os.uname().machine]["seccomp"], _SECCOMP_SET_MODE_FILTER, _TO_ALL_THREADS if all_threads else 0, header
+    )
 
 
 def instructions(machine: str, last_own_id: int) -> Sequence[Instruction]:

@@ -110,8 +110,20 @@ async def test_a_checker_decides_which_outputs_are_right(
 async def test_a_checker_that_fails_at_any_output_is_the_tasks_fault(scored: Scored) -> None:
     returned, fails = FACTORS.replace("return", "return return"), "def check(input, output, answer): 1 / 0"
     for source in (FACTORS.replace("return", "raise ValueError #"), returned, fails):
-        with pytest.raises(TaskError, match="the task's judge gives no verdict: it ended with exit code 3: "):
+        with pytest.raises(TaskError, match=r"the task's judge gives no verdict: it ended with exit code [35]: "):
             await scored("n = int(input())\nprint(n // 3, 3)", checker(source))
+
+
+async def test_an_output_that_a_checker_cannot_read_is_wrong_without_an_answer_too(scored: Scored) -> None:
+    """The rollout of a solution that printed nothing had no reward: the checker failed at the empty answer as well."""
+    cases = [{"input": "15\n"}]
+    of = task(cases=cases, checker={"language": "python", "source": FACTORS.replace("assert", "assert not answer or")})
+    for solution, reward in (("pass", 0.0), ("print('x')", 0.0), ("print(3, 5)", 1.0)):
+        assert (await scored(solution, of)).reward == reward
+    with pytest.raises(TaskError, match="gives no verdict: it ended with exit code 5"):
+        await scored(
+            "print(3, 5)", task(cases=cases, checker={"language": "python", "source": "1 / 0\ndef check(a, b, c): 1"})
+        )
 
 
 async def test_a_checker_may_be_compiled_with_files_beside_it(scored: Scored) -> None:

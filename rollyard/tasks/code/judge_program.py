@@ -16,8 +16,15 @@ from rollyard.kinds.code_task import CodeCase, JudgeProgram
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation
 from rollyard.tasks.code.languages import BUILD, Commands, commands_of
-from rollyard.tasks.code.program_cases import JudgedRun, check_start, compile_source
-from rollyard.tasks.code.program_runs import ProgramRun, ProgramRunner, ProgramStart, limits_of, program_runner
+from rollyard.tasks.code.program_cases import JudgedRun, check_start, compile_source, data_bytes
+from rollyard.tasks.code.program_runs import (
+    ProgramRun,
+    ProgramRunner,
+    ProgramStart,
+    RunLimits,
+    limits_of,
+    program_runner,
+)
 from rollyard.tasks.task_files import write_files
 
 FOLDER = "/workspace/judge"
@@ -26,17 +33,21 @@ RIGHT, WRONG = (0,), (1, 2, 4, 8)
 _ENDINGS = {"python": "py", "javascript": "js", "rust": "rs"}
 _CALL_CHECK = """\
 import os, sys, traceback
+code = 5
 path = os.path.join(os.path.dirname(__file__), "check.py")
 texts = [open(text, encoding="utf-8", errors="replace", newline="").read() for text in sys.argv[1:4]]
 try:
     defined = {"__name__": "check"}
     exec(compile(open(path, encoding="utf-8").read(), path, "exec"), defined)
+    code = 3
     sys.exit(0 if defined["check"](*texts) else 1)
 except Exception:
     traceback.print_exc()
-    sys.exit(3)
+    sys.exit(code)
 """
 """Program that calls the function of a checker in Python."""
+_UNUSABLE = 5
+"""Its exit code if there is no such function."""
 _MOST_SAID = 300
 
 
@@ -56,19 +67,22 @@ class TaskJudge:
         if not run.ended_well:
             return JudgedRun(run, str(run))
         judged = await self._run(case, run.output)
-        if _has_failed(judged):
+        if _has_failed(judged) and (
+            case.output or judged.exit_code == _UNUSABLE
+        ):  # else there is nothing harmless to ask
             await self._control(case, case.output.encode("utf-8", "surrogatepass"), judged)
         return JudgedRun(run, _why(judged))
 
     async def interact(self, runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> JudgedRun:
         """Run the solution and the judge, each with the other's output as its input."""
         await self._write_case(case, b"")
-        own = self._start(start.limits.wall_seconds)
+        latest = start.limits.latest_seconds
+        own = self._start(RunLimits(self._program.seconds, latest, latest))  # it waits as long as the solution computes
         await runner.begin(start)
         await self._runner.begin(own)
         run, judged = await asyncio.gather(_side(runner, start, self._runner), _side(self._runner, own, runner))
         if judged.exit_code in WRONG:
-            return JudgedRun(run, _why(judged))
+            return JudgedRun(run, f"{_why(judged)}{'' if run.ended_well else f'; {run}'}")
         if not run.ended_well:
             return JudgedRun(run, str(run))
         if _has_failed(judged):
@@ -90,7 +104,9 @@ class TaskJudge:
 
     async def _run(self, case: CodeCase, output: bytes) -> ProgramRun:
         await self._write_case(case, output)
-        return await self._runner.run(self._start(self._program.seconds), output)
+        return await self._runner.run(
+            self._start(limits_of(self._program.seconds, 4 * self._program.seconds + 30.0)), output
+        )
 
     async def _write_case(self, case: CodeCase, output: bytes) -> None:
         texts = {"input": case.input or "", "answer": case.output}
@@ -101,14 +117,13 @@ class TaskJudge:
             except OSError as error:
                 raise TaskError(f"the files of a case do not fit into the judge's sandbox: {error}") from error
 
-    def _start(self, seconds: float) -> ProgramStart:
+    def _start(self, limits: RunLimits) -> ProgramStart:
         names = [f"{FOLDER}/case/{name}" for name in ("input", "output", "answer")]
         run = (
             ["bash", "-c", f'{self._program.run} "$@"', "judge"]
             if self._program.run is not None
             else self._commands.run
         )
-        limits = limits_of(self._program.seconds, 2 * seconds + 10.0)
         return ProgramStart([*run, *names], self._commands.environment, FOLDER, limits)
 
 
@@ -123,8 +138,8 @@ async def task_judge(
     files = {f"{FOLDER}/{name}": content for name, content in program.files.items()} | {source: program.source}
     if calls_check and program.language == "python":
         files |= {f"{FOLDER}/check.py": program.source, source: _CALL_CHECK}
-    commands = commands_of(program, source)
     async with evaluation.another() as sandbox:
+        commands = commands_of(program, source, data_bytes(sandbox))
         await write_files(sandbox, {**files, f"{BUILD}/.judge": ""})
         async with program_runner(sandbox) as runner:
             if why := await compile_source(runner, program, commands, COMPILE_SECONDS, deadline):

@@ -50,8 +50,7 @@ async def run_program_cases(code: CodeTask, evaluation: Evaluation, judge: RunJu
     sandbox = evaluation.sandbox
     assert sandbox is not None
     async with program_runner(sandbox) as runner:
-        memory = size_bytes(code.case_memory) if code.case_memory is not None else None
-        commands = commands_of(code, code.solution, memory=memory)
+        commands = commands_of(code, code.solution, data_bytes(sandbox, code.case_memory))
         if why := await compile_source(runner, code, commands, code.compile_seconds, deadline):
             verdicts = CaseVerdicts([False] * len(code.cases), {"compile_error": 1.0}, [f"compile error: {why}"])
         else:
@@ -88,9 +87,14 @@ async def _run_all(
 
 
 def solution_start(code: CodeTask, commands: Commands, left: float) -> ProgramStart:
-    memory = size_bytes(code.case_memory) if code.case_memory is not None else 0
+    memory = size_bytes(code.case_memory) + commands.spare_bytes if code.case_memory is not None else 0
     limits = limits_of(code.case_seconds, left, memory, size_bytes(code.case_output))
     return ProgramStart(commands.run, commands.environment, posixpath.dirname(code.solution), limits)
+
+
+def data_bytes(sandbox: Sandbox, most: str | None = None) -> int:
+    """Return the bytes that a program may use for its data; by default those that leave the sandbox a quarter."""
+    return size_bytes(most) if most is not None else sandbox.spec.limits.memory_bytes * 3 // 4
 
 
 async def compile_source(
@@ -127,7 +131,7 @@ def _lacks(what: str, from_snapshot: bool) -> None:
 
 async def check_tools(code: CodeTask, sandbox: Sandbox, seconds: float) -> None:
     """Raise TaskError if the image lacks the language, and SandboxStartFailed if that is not known."""
-    commands = commands_of(code, code.solution)
+    commands = commands_of(code, code.solution, data_bytes(sandbox))
     for words in (commands.compile, commands.run):
         if words is None or words[0].startswith("/"):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +16,8 @@ from rollyard.core.errors import NodeFault, SandboxStartFailed
 from rollyard.sandbox.program import STDOUT, Program, ProgramRefused, ProgramSpec
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.program_runner import HEAD
+from rollyard.sandbox_agent.programs import RUNNER
 
-RUNNER = "rollyard.sandbox_agent.program_runner"
 WALL_FACTOR, WALL_EXTRA = 3.0, 5.0
 """A program may take so much longer than its CPU time, because the node may be busy."""
 MARGIN_SECONDS = 30.0
@@ -24,6 +25,9 @@ MARGIN_SECONDS = 30.0
 _CHUNK = 1 << 16
 _MOST_FRAME = 1 << 20
 _LAST_LINE_CHARS = 300
+_NAMES_CAUSE = re.compile(
+    r"(?:Exception in thread|Caused by:|panic:|fatal error:|[\w.]*(Error|Exception)\b(?!.*\bat ))"
+)
 Output = Callable[[bytes], Awaitable[None]]
 
 
@@ -31,6 +35,9 @@ Output = Callable[[bytes], Awaitable[None]]
 class RunLimits:
     cpu_seconds: float
     wall_seconds: float
+    """Without the time in which the program was ready to run and had no core."""
+    latest_seconds: float
+    """All of the time that there is."""
     memory_bytes: int = 0
     """0: the sandbox's limit alone."""
     output_bytes: int = 16 << 20
@@ -74,7 +81,7 @@ class ProgramRun:
         if self.limit == "cpu":
             return f"it took more than {self.limits.cpu_seconds:g} s of CPU time"
         if self.limit == "wall":
-            return f"it had not ended after {self.limits.wall_seconds:.3g} s"
+            return f"it had not ended after {self.wall:.3g} s"
         if self.limit == "memory":
             return f"it used more than {self.limits.memory_bytes >> 20} MiB of memory"
         if self.limit == "output":
@@ -85,8 +92,8 @@ class ProgramRun:
             return "it was ended by SIGKILL; perhaps it used more memory than the sandbox has"
         ended = f"with exit code {self.exit_code}" if self.exit_code >= 0 else f"by {_signal_name(-self.exit_code)}"
         why = f"it ended {ended}"
-        last = self.errors.strip().rpartition("\n")[2].strip()[:_LAST_LINE_CHARS]
-        return f"{why}{': ' + last if last else ''}"
+        cause = _cause(self.errors)[:_LAST_LINE_CHARS]
+        return f"{why}{': ' + cause if cause else ''}"
 
 
 class ProgramRunner:
@@ -131,7 +138,7 @@ class ProgramRunner:
             return ProgramRun(start.limits)
         with suppress(TimeoutError):
             async with (
-                asyncio.timeout(start.limits.wall_seconds + MARGIN_SECONDS),
+                asyncio.timeout(start.limits.latest_seconds + MARGIN_SECONDS),
                 running(work) as feeding,
             ):
                 end = await self._end(output)
@@ -187,11 +194,18 @@ async def program_runner(sandbox: Sandbox) -> AsyncIterator[ProgramRunner]:
 def limits_of(cpu_seconds: float, left: float, memory_bytes: int = 0, output_bytes: int = 16 << 20) -> RunLimits:
     """Return the limits of one program. `left`: seconds until all must have ended."""
     wall = min(WALL_FACTOR * cpu_seconds + WALL_EXTRA, left)
-    return RunLimits(cpu_seconds, max(wall, 0.0), memory_bytes, output_bytes)
+    return RunLimits(cpu_seconds, max(wall, 0.0), max(left, 0.0), memory_bytes, output_bytes)
 
 
 async def _nothing() -> None:
     pass
+
+
+def _cause(errors: str) -> str:
+    """Return the line that names the error: the last one, unless a stack trace of Java, Go or Node follows it."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    named = [line for line in lines if _NAMES_CAUSE.match(line)]
+    return named[-1] if named else next(iter(lines[-1:]), "")
 
 
 def _signal_name(number: int) -> str:

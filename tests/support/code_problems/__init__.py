@@ -1,0 +1,1 @@
+"""Programming problems in several languages, with solutions of every sort, and what each of them must get."""
