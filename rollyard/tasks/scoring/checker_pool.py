@@ -22,6 +22,9 @@ from rollyard.core.errors import NodeFault
 
 START_SECONDS = 120.0
 """Limit for a child's start. The import of an algebra system takes seconds on a busy machine."""
+GROW_SECONDS = 1.0
+"""A question that has waited so long for a child gets a new one. Most questions take milliseconds, and a start a second of
+CPU time."""
 
 
 class CheckerKilled(Exception):
@@ -34,7 +37,8 @@ class _CheckerEnded(Exception):
 
 
 class CheckerPool:
-    """Children that run one module. The pool starts them on demand: by default at most two for each core."""
+    """Children that run one module. One starts with the first question, and one more while all others stay busy: by default at
+    most two for each core."""
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
         """`module`: name of the program's module; the program calls `checker_process.serve`. `harmless`: a question
@@ -42,7 +46,10 @@ class CheckerPool:
         self._module = module
         self._warm_up_question = harmless
         self._slots = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
-        self._idle: list[asyncio.subprocess.Process] = []
+        self._idle: asyncio.LifoQueue[asyncio.subprocess.Process] = asyncio.LifoQueue()
+        self._children = 0
+        """Number of children that start, are busy, or are idle."""
+        self._starts = False
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """Send one question, which consists of `parts`, to a child. Return the child's answer.
@@ -70,24 +77,45 @@ class CheckerPool:
         try:
             verdict: dict[str, Any] = await _exchange(child, parts)
         except _CheckerEnded:
+            self._children -= 1
             await _end(child)
             return {"died": None}
         except BaseException:
+            self._children -= 1
             _kill(child)
             raise
-        self._idle.append(child)
+        self._idle.put_nowait(child)
         return verdict
 
     async def close(self) -> None:
         """End the idle children. asyncio warns about children that still run when the loop closes."""
-        while self._idle:
-            await _end(self._idle.pop())
+        while not self._idle.empty():
+            self._children -= 1
+            await _end(self._idle.get_nowait())
 
     async def _acquire(self) -> asyncio.subprocess.Process:
-        while self._idle:
-            child = self._idle.pop()
+        """Return an idle child, or a new one if there is none, or if none has become idle for a while."""
+        while self._children:
+            try:
+                async with asyncio.timeout(GROW_SECONDS):
+                    child = await self._idle.get()
+            except TimeoutError:
+                if self._starts:
+                    continue
+                break
             if child.returncode is None:
                 return child
+            self._children -= 1
+        self._children, self._starts = self._children + 1, True
+        try:
+            return await self._start()
+        except BaseException:
+            self._children -= 1
+            raise
+        finally:
+            self._starts = False
+
+    async def _start(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, stdin=pipe, stdout=pipe, start_new_session=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,8 @@ kept = bytearray()
 def check(what, *more):
     if what == b"burn":
         while True: pass
+    if what == b"wait":
+        open(more[0]).close()  # until the other end of this pipe is opened
     if what == b"fill":
         return {"bytes": len(bytearray(1 << 40))}
     if what == b"die":
@@ -69,14 +72,22 @@ async def test_questions_of_any_size_are_answered_by_one_child(checkers: Checker
     assert children() == {first["pid"]}
 
 
-async def test_what_takes_too_long_is_ended_and_the_others_do_not_wait_for_it(checkers: CheckerPool) -> None:
-    await asyncio.gather(*(checkers.ask(b"") for _ in range(3)))  # a start may take longer than to burn for a second
-    burning = [asyncio.create_task(checkers.ask(b"burn")) for _ in range(2)]
-    assert "pid" in await checkers.ask(b"")
-    assert not any(task.done() for task in burning)
-    for task in burning:
-        with pytest.raises(CheckerKilled, match="timed_out"):
-            await task
+async def test_questions_share_a_child_until_one_of_them_takes_long(checkers: CheckerPool, tmp_path: Path) -> None:
+    """Each of many questions at once started a child of its own, which takes longer than all of them together."""
+    assert len({found["pid"] for found in await asyncio.gather(*(checkers.ask(b"") for _ in range(12)))}) == 1
+    os.mkfifo(pipe := tmp_path / "pipe")
+    waiting = [asyncio.create_task(checkers.ask(b"wait", str(pipe).encode())) for _ in range(2)]
+    await until(lambda: len(children()) == 2)
+    free = (await checkers.ask(b""))["pid"]
+    assert not any(task.done() for task in waiting)
+    assert len(children()) == 3
+    with open(pipe, "w"):
+        assert free not in {(await task)["pid"] for task in waiting}
+
+
+async def test_what_takes_too_long_is_ended(checkers: CheckerPool) -> None:
+    with pytest.raises(CheckerKilled, match="timed_out"):
+        await checkers.ask(b"burn")
 
 
 async def test_memory_has_a_limit_and_none_is_kept_for_the_next_question(checkers: CheckerPool) -> None:
