@@ -97,6 +97,7 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> Ro
         await checks.check_tools([wanted.rollouts("check", with_tools)], pools, place)
     await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
     checks.check_needs([(task, pools[wanted.pool]) for task in tasks], "tasks[{}]")
+    checks.check_roles([(i, task, pools[wanted.pool]) for i, task in enumerate(tasks)], "tasks[{}]")
     return pools[wanted.pool]
 
 

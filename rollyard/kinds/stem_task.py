@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.task_fields import TaskFields
 from rollyard.kinds.values.physical_unit import PhysicalUnit, read_unit
 
@@ -105,6 +106,14 @@ class StemTask(TaskFields):
     @property
     def physical_unit(self) -> PhysicalUnit | None:
         return None if self.unit is None else read_unit(self.unit)
+
+    def check_roles(self, roles: Collection[str]) -> None:
+        if self.form == "open" and "judge" not in roles:
+            message = (
+                "`form: open` needs a model that judges; add `judge: <InferencePool>` to `inference` of the RolloutPool, "
+                "or choose a pool that has it"
+            )
+            raise Invalid(message, causes=[Cause("task.form", message)])
 
     @classmethod
     def offers_tools(cls, fields: Mapping[str, Any]) -> bool:

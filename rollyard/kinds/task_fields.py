@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ConfigDict
@@ -43,6 +43,9 @@ class CommonFields(WireModel):
             self.evaluator.check(sandbox, eval_seconds)
         for needs in (self.run_needs, self.eval_needs):
             needs.check(sandbox)
+
+    def check_roles(self, roles: Collection[str]) -> None:
+        """Raise Invalid if the score needs a model whose role is none of the pool's `roles`."""
 
 
 class TaskFields(CommonFields):

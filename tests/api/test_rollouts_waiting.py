@@ -132,6 +132,21 @@ async def test_a_pool_without_a_policy_is_refused_at_submit(serving: Serve) -> N
         assert (await submit(api, "c", min_weights_version="v1", **check))[0] == 422
 
 
+async def test_an_open_answer_needs_a_pool_with_a_judge(serving: Serve) -> None:
+    """Each of its rollouts ended without a reward, long after the submit."""
+    fields = {"kind": "stem", "question": "Why?", "form": "open", "answer": "tidal locking"}
+    rollout = {"id": "a", "pool": "swe", "task": fields}
+    async with serving() as api:
+        await pool(api, inference={"policy": "p"})
+        status, answer = await api.ask("POST", "/v1/rollouts", [rollout])
+        assert (status, answer["details"]["causes"][0]["field"]) == (422, "rollouts[0].task.form")
+        assert "add `judge: <InferencePool>` to `inference` of the RolloutPool" in answer["message"]
+        check = {"mode": "check", "agent": {"type": "nothing"}}
+        assert (await api.ask("POST", "/v1/rollouts", [{**rollout, **check}]))[0] == 202
+        await change(api, inference={"policy": "p", "judge": "j"})
+        assert (await api.ask("POST", "/v1/rollouts", [{**rollout, "id": "b"}]))[0] == 202
+
+
 async def test_a_rollout_in_init_says_what_its_node_makes_once(serving: Serve) -> None:
     async with serving() as api, hostile(api) as agent:
         (connected,) = api.parts.node_agents.all()

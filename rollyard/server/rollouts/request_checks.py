@@ -4,7 +4,7 @@ and whether it may restrict the weights versions."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 
 from rollyard.core.errors import Cause, Invalid, NotFound
@@ -45,6 +45,7 @@ class RequestChecks:
         await self.check_tools(requests, pools)
         await self._forks.check(namespace, requests)
         self.check_needs([(r.task, pools[r.pool]) for r in requests])
+        self.check_roles([(i, r.task, pools[r.pool]) for i, r in enumerate(requests) if r.mode != CHECK])
         for pool in pools.values():
             if (limit := pool.spec.max_queued_rollouts) is not None:
                 new = sum(r.n for r in requests if r.pool == pool.metadata.name)
@@ -153,6 +154,13 @@ class RequestChecks:
         for i, (task, pool) in enumerate(tasks):
             with placed(place.format(i)):
                 check_task(task).check_pool(pool.spec.sandbox, pool.spec.stages.eval.timeout_seconds)
+
+    def check_roles(self, tasks: Iterable[tuple[int, Task, RolloutPool]], place: str = "rollouts[{}]") -> None:
+        """Raise Invalid for a checked task whose score needs a model that its pool does not name. Each task comes with its
+        number in the body. A check is scored without one."""
+        for i, task, pool in tasks:
+            with placed(place.format(i)):
+                check_task(task).check_roles(pool.spec.inference)
 
     def _all_node_agents(self, pool: RolloutPool) -> list[ConnectedNodeAgent]:
         """Return the pool's node agents if exactly the desired number is connected and none drains, else an empty list.
