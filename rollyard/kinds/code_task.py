@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Protocol, Self
@@ -22,6 +23,7 @@ _OF_PROGRAMS = (
     "language", "compile", "run", "compile_seconds", "case_memory", "case_output", "compare", "checker", "interactor",
 )  # fmt: skip
 """Fields that count for cases with an input alone."""
+_OF_CASES = ("case_seconds", "relative_tolerance", "absolute_tolerance", "points")
 
 
 class ProgramFields(Protocol):
@@ -92,14 +94,46 @@ class JudgeProgram(WireModel):
         return self
 
 
+class UnitTests(WireModel):
+    """Hidden tests that import the solution, or are compiled with it."""
+
+    files: dict[Annotated[str, Field(pattern=r"^[^/]")], str] = Field(min_length=1)
+    """Path -> text of the tests and what they need, in the folder of the solution. No agent sees them."""
+    framework: Literal["unittest", "pytest"] = "unittest"
+    """Framework of tests in Python, which are in the files named `test*.py`. Each of them must pass."""
+    command: str | None = None
+    """Bash command in place of the framework's, which runs the tests in the folder of the solution."""
+    log_parser: str | None = None
+    """Name of the parser of what `command` prints, as for the kind `swe`."""
+    names: list[str] = []
+    """Names of the tests that must pass, as `log_parser` reads them."""
+    seconds: float = Field(default=60.0, gt=0, le=3600)
+    """Longest time of all tests together."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        own = (self.command, self.log_parser, self.names or None)
+        if any(own) and (not all(own) or "framework" in self.model_fields_set):
+            raise ValueError("set `command`, `log_parser` and `names` together, or `framework` in place of all three")
+        if self.command is None and not self.python_tests:
+            raise ValueError("`files` has no test in Python: name a file `test_solution.py`, or set `command`")
+        return self
+
+    @property
+    def python_tests(self) -> dict[str, str]:
+        return {path: text for path, text in self.files.items() if re.fullmatch(r"test\w*\.py", path)}
+
+
 class CodeTask(TaskFields):
-    """Task to write a file. Hidden cases score the file in a fresh sandbox."""
+    """Task to write a file. Hidden cases or tests score the file in a fresh sandbox."""
 
     problem: str = Field(min_length=1)
     solution: str = Field(pattern=r"^/")
     """Absolute path of the file that the agent has to write."""
-    cases: list[CodeCase] = Field(min_length=1, max_length=1000)
+    cases: list[CodeCase] = Field(default=[], max_length=1000)
     """Cases of one form: calls of Python functions, or inputs and outputs of a program."""
+    tests: UnitTests | None = None
+    """Unit tests in place of cases."""
     files: dict[str, str] = {}
     """Absolute path -> text of files that exist when the agent starts."""
     case_seconds: float = Field(default=10.0, gt=0, le=600)
@@ -153,6 +187,11 @@ class CodeTask(TaskFields):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
+        if bool(self.cases) == (self.tests is not None):
+            raise ValueError("write either `cases` or `tests`")
+        if self.tests is not None:
+            self._check_tests()
+            return self
         if len({case.input is None for case in self.cases}) > 1:
             raise ValueError("write all cases in one form: with `call`, or with `input`")
         self._check_groups()
@@ -170,6 +209,12 @@ class CodeTask(TaskFields):
                 f"{inside[0]}: choose another folder, because {', '.join(EMPTIED)} are emptied after a case"
             )
         return self
+
+    def _check_tests(self) -> None:
+        if stray := [f"`{name}`" for name in (*_OF_CASES, *_OF_PROGRAMS) if name in self.model_fields_set]:
+            raise ValueError(f"leave out {', '.join(stray)}: they count for cases")
+        if self.credit == "groups" or self.eval_from_snapshot:
+            raise ValueError("leave out `credit: groups` and `eval_from_snapshot`: tests have neither")
 
     def _check_judge(self) -> None:
         if self.checker is not None and self.interactor is not None:

@@ -28,6 +28,7 @@ from rollyard.tasks.code.credit import reward_of
 from rollyard.tasks.code.judge_program import task_judge
 from rollyard.tasks.code.languages import BUILD
 from rollyard.tasks.code.program_cases import CaseVerdicts, check_tools, comparison, run_program_cases
+from rollyard.tasks.code.unit_tests import score_tests
 from rollyard.tasks.scoring import case_driver
 from rollyard.tasks.scoring.case_comparison import split
 from rollyard.tasks.scoring.case_driver import MAX_ERROR_CHARS
@@ -58,10 +59,12 @@ class CodeHandler:
     def __init__(self) -> None:
         self._checkers = CheckerPool("rollyard.tasks.scoring.case_results", (_job([("1", "1")]), b"[1]\n"))
         self._output_checkers = CheckerPool("rollyard.tasks.scoring.output_comparison", (b"{}", b"1", b"1"))
+        self._logs = CheckerPool("rollyard.tasks.code.tests_in_log", (b'{"parser": "unittest", "tests": []}', b""))
 
     async def close(self) -> None:
         await self._checkers.close()
         await self._output_checkers.close()
+        await self._logs.close()
 
     def tools(self, task: Task) -> list[str]:
         return ["bash", "editor"]
@@ -112,6 +115,8 @@ class CodeHandler:
             why = f"there is no solution: {code.solution} is missing, too large, or not text in UTF-8"
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0}, [why])
         assert sandbox is not None
+        if code.tests is not None:
+            return await score_tests(code, code.tests, solution, evaluation, self._logs)
         if not code.calls_functions:
             return await self._score_program(code, solution, evaluation)
         if code.eval_from_snapshot:

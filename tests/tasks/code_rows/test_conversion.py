@@ -67,6 +67,23 @@ EVAL = {
     "test": "METADATA = {}\ndef check(candidate):\n    'all'\n    assert candidate(2, 3) == 5, 'no'\n    assert True\n"
     "    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6\n",
 }
+UNITTEST = (
+    "import unittest\nclass TestCases(unittest.TestCase):\n    def test_pi(self):\n"
+    "        self.assertEqual(task_func(1), math.floor(3.5))\n"
+)
+BIG = {
+    "task_id": "BigCodeBench/0",
+    "instruct_prompt": "Write task_func.",
+    "code_prompt": "import math\ndef task_func(n):\n",
+    "canonical_solution": "    return math.floor(math.pi) * n\n",
+    "test": UNITTEST,
+    "entry_point": "task_func",
+}
+KOD = {
+    "question": "Add.",
+    "solution": "def add(a, b): return a + b",
+    "test": "from solution import add\ndef test_add():\n    assert add(1, 2) == 3\n",
+}
 MBPP = {"task_id": 2, "text": "Add.", "code": "def add(a, b): return a + b", "test_list": ["assert add(1, 2) == 3"]}
 
 
@@ -114,6 +131,17 @@ def test_limits_and_references_come_with_the_row() -> None:
     assert made(EVAL)["reference"] == "def add(a, b):\n    return a + b\n"
 
 
+def test_rows_with_unit_tests_keep_them_and_their_framework() -> None:
+    big, kod = made(BIG), made(KOD)
+    assert big["tests"] == {
+        "framework": "unittest",
+        "files": {"test_solution.py": f"from solution import *\n{UNITTEST}"},
+    }
+    assert big["reference"] == "import math\ndef task_func(n):\n    return math.floor(math.pi) * n\n"
+    assert kod["tests"] == {"framework": "pytest", "files": {"test_solution.py": KOD["test"]}}
+    assert [task["metadata"]["family"] for task in (big, kod)] == ["bigcodebench", "kodcode"]
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return os.system, ("touch /tmp/rollyard-bomb",)
@@ -132,10 +160,11 @@ class Bomb:
         (FORCES | {"interaction_format": "ask"}, "it is interactive"),
         (FORCES | {"generated_checker": "x"}, "it has many right outputs"),
         (FORCES | {"official_tests": [{"input": "1" * 600_000, "output": "1"}]}, "its cases are too long"),
-        (CONTESTS | {"public_tests": {"input": [], "output": []}, "generated_tests": None}, "it makes no valid task: cases"),
+        (CONTESTS | {"public_tests": {"input": [], "output": []}, "generated_tests": None}, "write either `cases` or `tests`"),
         (EVAL | {"test": "def check(candidate):\n    for n in range(9):\n        assert candidate(n, 0)"}, "more than asserts"),
         (EVAL | {"test": "def check(candidate):\n    assert all(candidate(n, 0) == n for n in range(9))"}, "can forge"),
         (EVAL | {"test": "x ="}, "not valid Python"),
+        (BIG | {"test": UNITTEST + "# patch('__main__.x')"}, "change names of the module __main__"),
         (MBPP | {"test_setup_code": "x = 1"}, "need code of their own"),
     ],
 )  # fmt: skip

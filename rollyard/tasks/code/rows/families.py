@@ -125,11 +125,26 @@ def _mbpp(row: DatasetRow) -> Fields:
     return {**made, "reference": row.text("code")}
 
 
+def _big_code_bench(row: DatasetRow) -> Fields:
+    tests = row.text("test")
+    if "__main__" in tests:
+        raise RowRefused("its tests change names of the module __main__, in which they run in this set alone")
+    # in this set the tests follow the solution in its file, so they use the modules that it imports
+    made = _tested(row.text("instruct_prompt"), f"from solution import *\n{tests}", "unittest")
+    return {**made, "reference": row.text("code_prompt") + row.text("canonical_solution")}
+
+
+def _kodcode(row: DatasetRow) -> Fields:
+    return {**_tested(row.text("question"), row.text("test"), "pytest"), "reference": row.text("solution")}
+
+
 FAMILIES = (
     CodeFamily("livecodebench", ("question_content", "public_test_cases"), _live_code_bench),
     CodeFamily("codeforces", ("description", "official_tests"), _codeforces),
     CodeFamily("code-contests", ("description", "public_tests"), _code_contests),
     CodeFamily("taco", ("question", "input_output"), _taco),
+    CodeFamily("bigcodebench", ("instruct_prompt", "code_prompt", "test"), _big_code_bench),
+    CodeFamily("kodcode", ("question", "solution", "test"), _kodcode),
     CodeFamily("humaneval", ("prompt", "test", "entry_point"), _human_eval),
     CodeFamily("mbpp", ("test_list", "code"), _mbpp),
 )
@@ -155,6 +170,12 @@ def _program(problem: str, tests: Iterable[tuple[str, str]]) -> Fields:
 
 def _function(problem: str, cases: list[Fields]) -> Fields:
     return {"problem": f"{problem}\n\n{_FUNCTION}", "solution": SOLUTION, "cases": cases}
+
+
+def _tested(problem: str, tests: str, framework: str) -> Fields:
+    files = {"test_solution.py": tests}
+    made = {"files": files, "framework": framework}
+    return {"problem": f"{problem}\n\n{_FUNCTION}", "solution": SOLUTION, "tests": made}
 
 
 def _call(function: str, arguments: list[Any], value: Any) -> Fields:
