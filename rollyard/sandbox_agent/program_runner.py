@@ -83,7 +83,7 @@ def main() -> None:
     while True:
         frame = frames.take()
         if frame is None:
-            frames.wait()
+            frames.wait(os._exit)  # nothing runs: who starts now, as the next bash, is not to be ended
         elif frame[0] == b"R":
             job = json.loads(frame[1])
             run = _Run(job, frames, confinement)
@@ -115,12 +115,11 @@ class _Frames:
         del self._read[:end]
         return kind, content
 
-    def wait(self) -> None:
-        """Read what is there, and wait if nothing is."""
+    def wait(self, leave: Callable[[int], object]) -> None:
+        """Read what is there, and wait if nothing is. At the end call `leave`."""
         chunk = os.read(0, _CHUNK)
         if not chunk:
-            _end_all()
-            os._exit(0)
+            leave(0)
         self._read += chunk
 
 
@@ -178,7 +177,7 @@ class _Run:
             watched = wanted
             ready = dict(poll.poll(max(0.0, look - time.monotonic()) * 1000))
             if 0 in ready:
-                self._frames.wait()
+                self._frames.wait(_end_all_and_leave)
             if self._stdin is not None and self._stdin in ready:
                 self._feed()
             self._stdout = self._pass_output(self._stdout) if self._stdout in ready else self._stdout
@@ -348,6 +347,11 @@ def _end_all() -> list[tuple[int, int, Any]]:
             return ended
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
+
+
+def _end_all_and_leave(code: int) -> None:
+    _end_all()
+    os._exit(code)
 
 
 def _processes() -> Iterator[int]:

@@ -129,6 +129,8 @@ class Twist:
     """Expression for the note; None: the reward is 1."""
     only_tokens: bool = False
     """True: the reward is 1 unless every byte counts."""
+    in_one_line: bool = False
+    """True: nor where lines count."""
     right: bool = True
     """False: with the problem's mistake."""
 
@@ -140,7 +142,7 @@ class Twist:
 
 
 ODD = (
-    Twist("no final line feed, but a space", {"*": {"END": " "}}, only_tokens=True),
+    Twist("spaces in place of line feeds", {"*": {"END": " "}}, only_tokens=True, in_one_line=True),
     Twist("ends lines as Windows does", {"*": {"END": "\\r\\n"}}, only_tokens=True),
     Twist("spaces before the line feed", {"*": {"END": "  \\n"}}, only_tokens=True),
     Twist("prints to errors", {
@@ -270,7 +272,10 @@ class Solution:
     @property
     def why(self) -> str | None:
         """Expression for the note; None: the reward is 1."""
-        if self.twist.only_tokens and self.problem.fields.get("compare") == "exact":
+        lines_count = self.problem.fields.get("compare") == "lines" or "interactor" in self.problem.fields
+        if (self.twist.only_tokens and self.problem.fields.get("compare") == "exact") or (
+            self.twist.in_one_line and lines_count
+        ):
             return "wrong answer"
         return self.twist.why
 
