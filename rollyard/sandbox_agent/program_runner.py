@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = "dict[str, Any]"
     """`argv`; `env`, variables on top of the sandbox's; `cwd`; `confined`; the limits `cpu_seconds`, `wall_seconds` (without
-    the time for which it was ready and had no core), `latest_seconds`, `memory_bytes` (0: the sandbox's alone) and
+    the time for which it was ready and had no core), `whole_input` (nobody waits for its output to write its input),
+    `latest_seconds`, `memory_bytes` (0: the sandbox's alone) and
     `output_bytes`."""
     Confinement: TypeAlias = "tuple[int | None, bytes | None]"
     """Rules of landlock, and a filter of system calls."""
@@ -137,7 +138,8 @@ class _Run:
         self._peak = 0
         self._limit: str | None = None
         self._status: int | None = None
-        self._began = time.monotonic()
+        self._began = self._wall_from = time.monotonic()
+        self._own_wait = _waited(os.getpid())
         self._exited = -1
         self._refused: tuple[int, str] | None = None
         """Error number and text of what kept the program from starting."""
@@ -281,11 +283,13 @@ class _Run:
         self._cpu = max(self._cpu, cpu)
         if self._cpu > self._job["cpu_seconds"]:
             self._limit = "cpu"
-        elapsed = time.monotonic() - self._began
-        if elapsed > self._job["wall_seconds"] and (
-            elapsed > self._job["latest_seconds"]
-            or elapsed - max(map(_waited, processes), default=0.0) > self._job["wall_seconds"]
-        ):
+        now = time.monotonic()
+        if self._job["whole_input"] and self._stdin is not None and not (self._input_ends or self._input):
+            self._wall_from = now  # it waits for the judge, which is slow on a busy node
+        elapsed, most = now - self._wall_from, self._job["wall_seconds"]
+        if elapsed > most:
+            elapsed -= max(map(_waited, processes), default=0.0) + _waited(os.getpid()) - self._own_wait
+        if elapsed > most or now - self._began > self._job["latest_seconds"]:
             self._limit = "wall"
 
 

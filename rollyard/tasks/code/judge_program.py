@@ -78,8 +78,8 @@ class TaskJudge:
         await self._write_case(case, b"")
         latest = start.limits.latest_seconds
         own = self._start(RunLimits(self._program.seconds, latest, latest))  # it waits as long as the solution computes
-        await runner.begin(start)
-        await self._runner.begin(own)
+        await runner.begin(start, talks=True)
+        await self._runner.begin(own, talks=True)
         run, judged = await asyncio.gather(_side(runner, start, self._runner), _side(self._runner, own, runner))
         if judged.exit_code in WRONG:
             return JudgedRun(run, f"{_why(judged)}{'' if run.ended_well else f'; {run}'}")

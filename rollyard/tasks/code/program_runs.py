@@ -120,11 +120,11 @@ class ProgramRunner:
         await self.begin(start)
         return replace(await self.until_end(start, keep, feed()), output=bytes(output))
 
-    async def begin(self, start: ProgramStart) -> None:
-        """Start a program. Each call needs one of `until_end`."""
+    async def begin(self, start: ProgramStart, *, talks: bool = False) -> None:
+        """Start a program. Each call needs one of `until_end`. `talks`: its input may depend on what it prints."""
         job = {
             "argv": list(start.argv), "env": dict(start.environment), "cwd": start.cwd, "confined": start.confined,
-            **asdict(start.limits),
+            "whole_input": not talks, **asdict(start.limits),
         }  # fmt: skip
         await self._send(b"R", json.dumps(job).encode())
 
