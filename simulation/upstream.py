@@ -48,14 +48,17 @@ class Upstream:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Upstream]:
+        async with serve_app(self.application(), handler_cancellation=True) as self.url:
+            yield self
+
+    def application(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._complete)
         if self.template is not None:
             app.router.add_post("/v1/chat/completions", self._chat)
         if self.model is not None:
             app.router.add_get("/v1/models", self._models)
-        async with serve_app(app, handler_cancellation=True) as self.url:
-            yield self
+        return app
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": self.model}]})
@@ -63,7 +66,8 @@ class Upstream:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if self.model is not None and not body.get("stream"):
-            return web.json_response({"choices": [{"text": "a", "token_ids": [1]}]})
+            probed = {"text": "a", "token_ids": [1], "logprobs": {"token_logprobs": [LOGPROB]}}
+            return web.json_response({"choices": [probed]})
         echo = body["prompt"] if body.get("return_token_ids") else None
 
         def chunk(ids: Sequence[int], finish: str | None) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollyard.tokens.chat_template import ChatTemplate
 from simulation.upstream import Upstream
+from tests.support.scripted_engine import script_of
 from tests.support.swe_instances.instance import Instance
 
 MODEL_NAME = "scripted"
@@ -23,13 +24,7 @@ def call(tool: str, **arguments: Any) -> str:
 @contextlib.asynccontextmanager
 async def scripted_model(template: ChatTemplate, turns: Mapping[str, Sequence[str]]) -> AsyncIterator[Upstream]:
     """Serve a model with given turns for each conversation. The names of the conversations are texts of their prompts."""
-
-    def script(number: int, prompt: Sequence[int]) -> list[int]:
-        text = template.decode(prompt)
-        (said,) = [said for name, said in turns.items() if name in text]
-        return [*template.encode(said[text.count("<|im_start|>assistant") - 1]), template.stop_ids[0]]
-
-    async with Upstream(script, sizes=(256,), model=MODEL_NAME).serving() as upstream:
+    async with Upstream(script_of(template, turns), sizes=(256,), model=MODEL_NAME).serving() as upstream:
         yield upstream
 
 

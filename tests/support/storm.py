@@ -20,7 +20,10 @@ _WORDS = {
     "node agent": ("node-agent", "--allocation"),
     "model server": ("inference-server",),
     "engine": ("rollyard.engine.embedded",),
+    "scripted engine": ("vllm.entrypoints", "--uds"),
     "checker": ("rollyard.tasks.scoring",),
+    "environment": ("tasks/environments/driver.py",),
+    "library": ("rollyard.tasks.gym",),
 }
 """Words in the command line of each kind of process. A model server supervises its engine."""
 

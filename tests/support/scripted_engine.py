@@ -1,0 +1,83 @@
+"""A program in vLLM's place that gives written answers. It has vLLM's command line, and serves on a Unix socket."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from rollyard.tokens.chat_template import ChatTemplate
+from simulation.upstream import Script, Upstream
+
+ROOT = Path(__file__).resolve().parents[2]
+TURNS = "ROLLYARD_TEST_TURNS"
+"""Variable with the file of the turns."""
+FILES = {
+    "vllm/__init__.py": "__version__ = '0.32.0'\n",
+    "vllm/platforms.py": "class current_platform:\n    device_type = 'cuda'\n",
+    "vllm/entrypoints/cli/main.py": f"from {__name__} import main\n",
+}
+PACE_SECONDS = 0.02
+"""Between two chunks, so that kills hit answers too."""
+
+
+def scripted_pool(folder: Path, model: Path, turns: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Install the program and a model of a shape that only vLLM knows; return changes of an InferencePool's spec. `turns`:
+    name of a conversation, which is a text of its prompt -> texts of the model."""
+    for name, text in FILES.items():
+        path = folder / "packages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    own = Path(shutil.copytree(model, folder / "scripted-model"))
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
+    (folder / "turns.json").write_text(json.dumps(turns))
+    env = {"PYTHONPATH": f"{folder}/packages:{ROOT}", TURNS: f"{folder}/turns.json"}
+    return {"model": {"path": str(own)}, "engine": {"embedded": None, "vllm": {"python": sys.executable, "env": env}}}
+
+
+def script_of(template: ChatTemplate, turns: Mapping[str, Sequence[str]]) -> Script:
+    """Return the script of given turns for each conversation. The names of the conversations are texts of their prompts."""
+
+    def script(number: int, prompt: Sequence[int]) -> list[int]:
+        text = template.decode(prompt)
+        (said,) = [said for name, said in turns.items() if name in text]
+        return [*template.encode(said[text.count("<|im_start|>assistant") - 1]), template.stop_ids[0]]
+
+    return script
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="vllm")
+    serve = parser.add_subparsers().add_parser("serve")
+    serve.add_argument("model", type=Path)
+    serve.add_argument("--served-model-name")
+    serve.add_argument("--uds", type=Path)
+    serve.add_argument("--tensor-parallel-size")
+    serve.add_argument("--pipeline-parallel-size")
+    asyncio.run(_serve(parser.parse_args()))
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    template, turns = ChatTemplate.load(options.model), json.loads(Path(os.environ[TURNS]).read_text())
+    upstream = Upstream(script_of(template, turns), sizes=(16,), pace=PACE_SECONDS, model=options.served_model_name)
+    app = upstream.application()
+    for path in ("/health", "/metrics", "/is_paused"):
+        app.router.add_get(path, _empty)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    options.uds.unlink(missing_ok=True)
+    await web.UnixSite(runner, options.uds).start()
+    await asyncio.Event().wait()
+
+
+async def _empty(_: web.Request) -> web.Response:
+    return web.Response(text="")
