@@ -36,7 +36,8 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
     try:
         made.start()
         async with made.client() as client:
-            await made.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+            start = {"stages": {"init": {"timeoutSeconds": 300}}}  # frameworks are imported there
+            await made.apply(client, policy={"replicas": 1}, demo={"replicas": 1, **start})
             await made.ready(client)
             yield made, client
     finally:
@@ -106,7 +107,10 @@ async def test_openenv_plays_with_the_policy(yard: tuple[Yard, AsyncClient], com
 async def test_textarena_plays_with_the_policy(yard: tuple[Yard, AsyncClient], compatibility: Compatibility) -> None:
     folder = environment("textarena", "0.7.4", "python3.11")
     python, names = str(folder / "bin" / "python"), ("GuessTheNumber-v0", "TowerOfHanoi-v0")
-    tasks = {name[:5].lower(): {"framework": "textarena", "env": name, "python": python, "seed": 3} for name in names}
+    tasks = {
+        f"arena-{name[:5].lower()}": {"framework": "textarena", "env": name, "python": python, "seed": 3}
+        for name in names
+    }
     ended = await played(yard, tasks, n=4)
     asked = [[t.task.fields["env"], 3, [text for text, _ in steps(t)]] for t in ended]
     for trajectory, (first, reward) in zip(ended, replayed(python, "arena_games.py", asked), strict=True):
@@ -114,7 +118,7 @@ async def test_textarena_plays_with_the_policy(yard: tuple[Yard, AsyncClient], c
         if reward is not None:
             compatibility.same("rewards", reward, trajectory.reward)
     assert max(len(t.turns) for t in ended) > 1, "the first invalid guess does not end the game"
-    two = {"kind": "env", **tasks["guess"], "env": "TicTacToe-v0"}
+    two = {"kind": "env", **tasks["arena-guess"], "env": "TicTacToe-v0"}
     (refused,) = await ends(yard, [{"id": "two-players", "pool": "demo", "task": two}])
     assert refused.error is not None
     assert "TicTacToe-v0 is no game of one player" in refused.error.message
@@ -134,7 +138,7 @@ async def test_tasks_of_verifiers_play_with_the_policy(
         name: {"framework": "verifiers", "env": f"vf-{name}", "index": index, "python": python}
         for name, index in (("sums", 2), ("guesses", 5), ("words", 1))
     }
-    ended = await played(yard, tasks, n=4)
+    ended = await played(yard, tasks, n=2)
     asked = [[t.task.fields["env"], t.task.fields["index"], [text for text, _ in steps(t)]] for t in ended]
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     env = {**os.environ, "PYTHONPATH": str(SETS), "PATH": path, "UV_CACHE_DIR": str(CACHE / "uv")}
@@ -179,7 +183,8 @@ async def played(yard: tuple[Yard, AsyncClient], tasks: dict[str, dict[str, Any]
 
 async def ends(yard: tuple[Yard, AsyncClient], requests: list[dict[str, Any]]) -> list[Trajectory]:
     made, client = yard
-    return await made.gather(client, await client.submit([RolloutRequest.model_validate(r) for r in requests]))
+    ids = await client.submit([RolloutRequest.model_validate(r) for r in requests])
+    return await made.gather(client, ids, 1800)
 
 
 def cut(trajectory: Trajectory) -> bool:

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import verifiers.v1 as vf
@@ -21,7 +22,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 KEY = "NO_KEY"
 
 
-async def play(taskset: str, index: int, texts: list[str]) -> float | None:
+async def play(taskset: str, index: int, texts: Sequence[str]) -> float | None:
     given = iter(texts)
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -55,7 +56,10 @@ async def play(taskset: str, index: int, texts: list[str]) -> float | None:
 
 
 async def main() -> None:
-    print("REWARDS", json.dumps([await play(*asked) for asked in json.load(sys.stdin)]))
+    asked = [(taskset, index, tuple(texts)) for taskset, index, texts in json.load(sys.stdin)]
+    different = list(dict.fromkeys(asked))
+    rewards = dict(zip(different, await asyncio.gather(*(play(*one) for one in different)), strict=True))
+    print("REWARDS", json.dumps([rewards[one] for one in asked]))
 
 
 if __name__ == "__main__":

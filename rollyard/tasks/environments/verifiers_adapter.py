@@ -92,7 +92,7 @@ class VerifiersEpisode:
             return "", float(trace.reward), True, False, {}
         before = [*self._shown, {"role": "assistant", "content": action}]
         news = found[len(before) :]
-        if [_plain(one) for one in found[: len(before)]] != before or [one["role"] for one in news] != ["user"]:
+        if found[: len(before)] != before or [one["role"] for one in news] != ["user"]:
             raise ValueError(
                 "the episode does not continue its conversation; let it call a session (docs/verifiers.md)"
             )
@@ -143,7 +143,7 @@ class VerifiersEpisode:
 
 def _plain(message: Message) -> Message:
     """Return a message with its text alone. Raises ValueError for one that has more."""
-    content = message.get("content")
+    content = message.get("content") or ""
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or message.get("tool_calls"):

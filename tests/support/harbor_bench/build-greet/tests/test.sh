@@ -8,4 +8,5 @@ pathlib.Path("/app/greet/VERSION").write_text("3.0\n")
 subprocess.run(["make", "-C", "/app/greet", "install", "PREFIX=/tmp/other"], check=True)
 assert greet("/tmp/other", "Bo") == "Hello, Bo! (greet 3.0)\n"
 END
-then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+then r=1; else r=0; fi
+echo $r > /logs/verifier/reward.txt

@@ -7,4 +7,5 @@ assert abs(report["CH"] - 10.5) < 0.001
 assert abs(report["DE"] - 997.25) < 0.001
 assert abs(report["FR"] - 27.0) < 0.011
 END
-then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+then r=1; else r=0; fi
+echo $r > /logs/verifier/reward.txt

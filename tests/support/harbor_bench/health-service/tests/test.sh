@@ -26,4 +26,5 @@ try:
 finally:
     service.kill()
 END
-then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+then r=1; else r=0; fi
+echo $r > /logs/verifier/reward.txt

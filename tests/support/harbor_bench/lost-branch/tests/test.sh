@@ -9,4 +9,5 @@ assert {"ada One apple more", "grace Count pears"} <= set(git("log", "--format=%
 assert git("show", "main:totals.txt") == ["apples 3, pears 0"]
 assert git("show", "main:sales.txt") == ["4 apples"]
 END
-then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+then r=1; else r=0; fi
+echo $r > /logs/verifier/reward.txt

@@ -4,4 +4,5 @@ assert open("/app/missed.txt").read().split("\n") == [
     "06:00 backup", "09:30 mail", "12:45 report", "18:00 backup", "23:05 rotate", ""
 ]
 END
-then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+then r=1; else r=0; fi
+echo $r > /logs/verifier/reward.txt
