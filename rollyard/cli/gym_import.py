@@ -83,6 +83,8 @@ def _pairs(texts: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any]:
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
+        if name in found:
+            raise BadRequest(f"{name} is given twice; import once for each value, and join the files")
         try:
             found[name] = read(value)
         except ValueError:

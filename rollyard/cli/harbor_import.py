@@ -175,7 +175,7 @@ def _built(
 
     first = next(iter(missing.values()))
     burst = BuildBurst([*missing.values()], images, BuildOptions(first, folders=allowed), [*missing])
-    say(f"{len(missing)} images are built")
+    say(f"images to build: {len(missing)}, at most {at_once} at a time; each takes minutes")
     results = asyncio.run(burst.run(BurstPlace(cluster, at_once), lambda _: None))
     failed = {name: result.error for name, result in results.items() if result.digest is None}
     return {

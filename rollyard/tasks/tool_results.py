@@ -61,4 +61,6 @@ def malformed_call_result(why: str, form: str) -> str:
 
 
 def unknown_tool_result(name: str, offered: list[str]) -> str:
+    if not offered:
+        return f"Error: there is no tool {name!r}: this task has no tools. Answer in text."
     return f"Error: there is no tool {name!r}; the tools are: {', '.join(offered)}."

@@ -41,6 +41,7 @@ def test_entries_become_tasks_that_climb_through_the_levels() -> None:
     [
         (("Chain-Sum",), "dataset"), (("gcd", "--level", "numbers"), "write NAME=VALUE"),
         (("gcd", "--config", "a=x"), "write NAME=VALUE"),
+        (("gcd", "--level", "numbers=0", "--level", "numbers=2"), "numbers is given twice; import once for each value"),
     ],
 )  # fmt: skip
 def test_what_is_no_task_is_refused(words: tuple[str, ...], why: str) -> None:

@@ -60,7 +60,7 @@ def test_folders_become_tasks_and_refused_ones_are_named(folders: Path, tmp_path
 def test_a_second_import_builds_nothing(folders: Path, tmp_path: Path) -> None:
     words = ("import", "harbor", folders / "built" / "one", "--images", tmp_path / "images")
     first, second = invoke(*words), invoke(*words)
-    assert "1 images are built" in first.stderr
+    assert "images to build: 1," in first.stderr
     assert "built" not in second.stderr.replace(str(tmp_path), "")
     assert first.stdout == second.stdout
     assert json.loads(first.stdout)["kind"] == "harbor"

@@ -97,6 +97,13 @@ async def offered(sandbox: Sandbox, *tools: OfferedTool) -> Any:
         yield Tools(started, sandbox, 60.0), started
 
 
+async def test_a_task_without_tools_says_so_to_a_model_that_calls_one(sandbox: Sandbox) -> None:
+    async with offered(sandbox) as (tools, _):
+        assert (await tools.call("bash", {})).text == (
+            "Error: there is no tool 'bash': this task has no tools. Answer in text."
+        )
+
+
 async def test_a_function_gets_checked_arguments_and_the_sandbox(sandbox: Sandbox) -> None:
     await sandbox.write_file("/workspace/shelf", b"tea\nsalt\n")
     async with offered(sandbox, LOOK, BUY, "bash") as (tools, started):

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any
 
@@ -43,6 +44,9 @@ def entry_or_score(task: bytes, asked: bytes | None = None, text: bytes = b"") -
 
 def _dataset(fields: Mapping[str, Any]) -> Any:
     name, config = fields["dataset"], {**fields["config"], "seed": fields["seed"]}
+    if name not in (known := reasoning_gym.factory.DATASETS):
+        near = get_close_matches(name, known, cutoff=0.5) or sorted(known)
+        raise ValueError(f"no data set {name!r}; there are {', '.join(near)}")
     if name == "composite":
         config["datasets"] = [DatasetSpec(**spec) for spec in config.get("datasets", [])]
         config["datasets"] += [_of_levels(*one) for one in config.pop("curricula", {}).items()]
@@ -59,6 +63,8 @@ def _config_of_levels(
     if difficulty is not None:
         curriculum.set_global_level(difficulty)
     for attribute, level in levels.items():
+        if attribute not in curriculum.attributes:
+            raise ValueError(f"{name} has no attribute {attribute!r}; it has {', '.join(curriculum.attributes)}")
         curriculum.set_attr_level(attribute, level)
     return curriculum.generate_configuration(config)
 

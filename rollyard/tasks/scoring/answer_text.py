@@ -39,6 +39,7 @@ _REWRITTEN: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\^(?:\\circ|\{\\circ\})(?:\s*(?:[CF](?![a-z])|\\text\{\s*[CF]\s*\}))?|\\degree|\\text\{\s*degrees?\s*\}", ""),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}"),
     (rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?=\s*[({{\\\d|]|\s+[a-z](?![a-z]))", r"\\\1"),
+    (r"(?<![\\a-zA-Z])pi(?=\s*[-+*/^(){}\[\],=\d\\]|\s+[a-zA-Z](?![a-z])|\s*$)", r"\\pi "),
     (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"\{(\d+)\}/\{(\d+)\}", r"\1/\2"),
     (r"\\log_(?:e|\{e\})", r"\\ln"),

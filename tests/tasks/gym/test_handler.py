@@ -111,11 +111,11 @@ async def question(handler: GymHandler, found: Task) -> str:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"dataset": "no_such_set"}, "'no_such_set' not registered"),
+        ({"dataset": "chain_summ"}, "no data set 'chain_summ'; there are chain_sum, "),
         ({"config": {"min_terms": 9, "max_terms": 2}}, "AssertionError"),
         ({"config": {"no_such_field": 1}}, "unexpected keyword argument 'no_such_field'"),
         ({"level": {"num_terms": 99}}, "Must be between 0 and"),
-        ({"level": {"no_such": 1}}, "no_such' does not exist"),
+        ({"level": {"no_such": 1}}, "no attribute 'no_such'; it has num_terms, "),
         ({"dataset": "gsm_symbolic", "difficulty": 1}, "No curriculum registered"),
     ],
 )
