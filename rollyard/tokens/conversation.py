@@ -212,14 +212,15 @@ class Conversation:
     def _text_after_segment(self, rendered: str) -> str:
         """Return the text of a rendering after the last segment. A new segment is opened if the prefix is broken."""
         builder = self._builders[-1]
-        if builder.prompt_length is not None and (new := builder.text_after(rendered)) is not None:
+        new, began = None, builder.prompt_length is not None
+        if began and (new := builder.text_after(rendered)) is None:
+            new = builder.text_after_end(rendered, self._renderer)
+        if new is not None:
             return new
         marked = self._renderer.marked(self._messages) if self._sampled else None
-        if builder.prompt_length is not None and marked is not None:
-            new = builder.text_after_spelling(rendered, marked, self._renderer)
-            if new is not None:
-                return new
-        return self._open_segment(rendered, marked)
+        if began and marked is not None:
+            new = builder.text_after_fields(rendered, marked, self._renderer)
+        return new if new is not None else self._open_segment(rendered, marked)
 
     def _open_segment(self, rendered: str, marked: MarkedRendering | None) -> str:
         """Open a segment with the beginning of a rendering.

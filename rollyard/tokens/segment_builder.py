@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -129,21 +129,39 @@ class SegmentBuilder:
                     return rendered[self._place_last(start + len(text), respelled=False) :]
         return None
 
-    def text_after_spelling(self, rendered: str, marked: MarkedRendering, renderer: Renderer) -> str | None:
-        """Return the text after this segment in a rendering that may have another spelling of the last turn.
+    def text_after_end(self, rendered: str, renderer: Renderer) -> str | None:
+        """Return the text after this segment in a rendering that may have another spelling of the last turn, and ends the
+        turn with the first text that ends turns.
 
-        None if the rendering changes anything else.
+        None if the rendering changes anything else. None too if the sampled turn itself has such a text: the first one is
+        not certain to be the end then.
         """
-        if self.last is None or not self.last.turn.spellings or not rendered.startswith(self.rendered):
+        last = self._continued(rendered)
+        if last is None or renderer.end_in(last.turn.text, 0) is not None:
             return None
-        rest, turn, start = marked.texts[-1], self.last.turn, len(self.rendered)
-        if not rendered.endswith(rest) or (marked.turns and marked.turns[-1].number != self.last.number):
+        return self._text_after(last, rendered, [renderer.end_in(rendered, len(self.rendered))], renderer)
+
+    def text_after_fields(self, rendered: str, marked: MarkedRendering, renderer: Renderer) -> str | None:
+        """Return the same text as `text_after_end`, if placeholders show where the last turn ends."""
+        last, rest = self._continued(rendered), marked.texts[-1]
+        if last is None or not rendered.endswith(rest) or (marked.turns and marked.turns[-1].number != last.number):
             return None
         after = len(rendered) - len(rest)
-        for end in dict.fromkeys((renderer.end_in(rendered, after), after)):
-            if end is None or end < start or not rendered.startswith(turn.end, end):
+        return self._text_after(last, rendered, [renderer.end_in(rendered, after), after], renderer)
+
+    def _continued(self, rendered: str) -> SampledMessage | None:
+        """Return the last turn if a rendering goes on from the segment's and may have another spelling of this turn."""
+        known = self.last is not None and self.last.turn.spellings and rendered.startswith(self.rendered)
+        return self.last if known else None
+
+    def _text_after(
+        self, last: SampledMessage, rendered: str, ends: Iterable[int | None], renderer: Renderer
+    ) -> str | None:
+        start = len(self.rendered)
+        for end in dict.fromkeys(ends):
+            if end is None or end < start or not rendered.startswith(last.turn.end, end):
                 continue
-            if renderer.shows(self.last, rendered[start:end]):
+            if renderer.shows(last, rendered[start:end]):
                 return rendered[self._place_last(end, respelled=True) :]
         return None
 

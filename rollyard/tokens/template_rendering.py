@@ -42,6 +42,8 @@ class SampledMessage:
     """Number of calls in earlier messages of the conversation."""
     as_text: bool = field(default=False, compare=False)
     """Whether the template gets the calls as text, because it refuses them in the field `tool_calls`."""
+    made: tuple[bool, Message] | None = field(default=None, init=False, compare=False, repr=False)
+    """Message for the real rendering, with the value of `as_text` for which it was made. Each prompt needs it again."""
 
     def call_ids(self, form: CallIds = CallIds.ANY) -> list[str]:
         """Return the ids of the calls. An id that the model wrote is kept if the template accepts it."""
@@ -216,10 +218,14 @@ class Renderer:
 
     def _full_message(self, answer: SampledMessage) -> Message:
         """Return the message for the real rendering."""
-        given = self._given(answer)
-        if given is None:
-            return {"role": "assistant", "content": self._bare(answer.turn.text)}
-        return self._message(answer, given, [call.arguments for call in given.calls])
+        if answer.made is None or answer.made[0] != answer.as_text:
+            given = self._given(answer)
+            if given is None:
+                message = {"role": "assistant", "content": self._bare(answer.turn.text)}
+            else:
+                message = self._message(answer, given, [call.arguments for call in given.calls])
+            answer.made = answer.as_text, message
+        return answer.made[1]
 
     def _marked_message(self, answer: SampledMessage) -> Message:
         """Return the message for the marked rendering. It has the same fields and keys as the real message."""

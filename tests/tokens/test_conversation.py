@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rollyard.core.errors import Invalid, TaskError
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Break, BreakCause, Conversation
-from tests.support.chat_templates import ALTERNATING, LAST_THREE, STABLE, TOOLS_BEFORE_LAST_USER
+from rollyard.tokens.tool_calls import ParsedTurn
+from tests.support.chat_templates import ALTERNATING, CHATML, LAST_THREE, STABLE, TOOLS_BEFORE_LAST_USER
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 SPACES = ("instructions", "trimmed headers", "unthinking")
@@ -154,6 +155,28 @@ def test_an_unfinished_turn_is_closed_by_the_template(spy: Any) -> None:
     conversation.add_messages([{"role": "user", "content": "Go on."}])
     rest = "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     assert conversation.prompt_ids() == [*prompt, 50, 51, *template.encode(rest)]
+
+
+class FirstPart:
+    """A parser that reads nothing behind the text of a token that ends turns."""
+
+    form, error_role = "", "tool"
+
+    def parse(self, text: str) -> ParsedTurn:
+        thoughts, _, answer = text.partition("</think>")
+        return ParsedTurn(answer.partition("<|im_end|>")[0], (), None, thoughts)
+
+
+def test_a_turn_is_not_cut_off_at_the_text_of_a_token_that_ends_turns(spy: Any) -> None:
+    template = spy(CHATML.replace("m.content", "m.content | trim"))
+    conversation = Conversation(template, QUESTION, parser=FirstPart())
+    text = "Hm.</think>Twelve.<|im_end|>It is 12.\n"
+    prompt = template.decode(conversation.prompt_ids())
+    ids = [*template.encode(text), template.stop_ids[0]]
+    conversation.add_sampled(ids, logprobs(ids), "v1", "stop")
+    conversation.add_messages(QUESTION[1:])
+    rest = "<|im_end|>\n<|im_start|>user\nWhat is 3 * 4?<|im_end|>\n<|im_start|>assistant\n"
+    assert template.decode(conversation.prompt_ids()) == prompt + text + rest
 
 
 def test_versions_may_change_within_a_turn(spy: Any) -> None:

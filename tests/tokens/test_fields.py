@@ -68,9 +68,12 @@ def test_thoughts_before_a_call_keep_the_markers_around_them(name: str) -> None:
     assert conversation.breaks == []
 
 
-def test_a_turn_that_the_model_spells_in_its_own_way_breaks_nothing_and_is_counted() -> None:
-    made = oracle("qwen2_5")
-    template = of(made)
+def test_a_turn_that_the_model_spells_in_its_own_way_breaks_nothing_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    template = of(oracle("qwen2_5"))
+    render, renderings = template.render, list[Any]()
+    monkeypatch.setattr(template, "render", lambda *given: renderings.append(given) or render(*given))
     conversation = begin(template)
     text = '<tool_call>\n{"name":"get_weather","arguments":{"place":"Quito"}}\n</tool_call>'
     before = conversation.prompt_ids()
@@ -83,6 +86,7 @@ def test_a_turn_that_the_model_spells_in_its_own_way_breaks_nothing_and_is_count
     assert conversation.breaks == []
     (segment,) = conversation.segments()
     assert segment.extras == {"finish_reasons": ["stop", "stop"], "respelled": 2}
+    assert len(renderings) == 3  # one for each prompt
 
 
 def test_a_respelled_turn_keeps_its_ids_in_a_segment_that_opens_later() -> None:
