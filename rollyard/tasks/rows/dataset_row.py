@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,27 @@ class Unconverted:
 
 class RowRefused(Exception):
     """A row that cannot become a task. `str()` says why."""
+
+
+_BY_A_ROW = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
+"""Errors by fields that have not the form of their family: a missing field, a number that is infinite, half a surrogate pair, a
+depth or a size that no reader takes."""
+_MOST_SAID = 120
+
+
+def row_outcome(fields: Any, convert: Callable[[Mapping[str, Any]], Converted]) -> Converted | Unconverted:
+    """Convert a row, as a file has it. Whatever its reader raises refuses this row, and no other."""
+    if not isinstance(fields, Mapping):
+        return Unconverted(f"it is not JSON: {fields}" if isinstance(fields, ValueError) else "it is not an object")
+    try:
+        return convert(fields)
+    except RowRefused as refused:
+        return Unconverted(str(refused))
+    except _BY_A_ROW as error:
+        why = f"{type(error).__name__}: {error}"[:_MOST_SAID]
+        return Unconverted(f"its fields do not have the form of its family: {why}")
 
 
 class DatasetRow(Mapping[str, Any]):
@@ -94,7 +115,7 @@ def _literal(name: str, text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return ast.literal_eval(text)

@@ -37,12 +37,14 @@ def _row(line: bytes) -> Any:
         return json.loads(line)
     except ValueError as error:
         return error
+    except RecursionError:
+        return ValueError("its lists and objects are nested too deeply")
 
 
 def _json_list(file: Path, text: bytes) -> list[Any]:
     try:
         rows: list[Any] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"{file} is not JSON: {error}. Write one row a line, a list of rows, or Parquet") from None
     return rows
 

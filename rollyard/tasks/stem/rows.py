@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollyard.kinds.stem_task import LETTERS, StemTask
 from rollyard.kinds.values.physical_unit import read_unit
-from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields
+from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields, row_outcome
 from rollyard.tasks.scoring.quantities import plain_spelling
 
 Fields = dict[str, Any]
@@ -34,15 +34,13 @@ class QuestionFamily:
 
 def convert(fields: Any, family: QuestionFamily | None = None) -> Converted | Unconverted:
     """Convert a row, as a file has it. `family`: default is the one that its fields tell."""
-    if not isinstance(fields, Mapping):
-        return Unconverted(f"it is not JSON: {fields}" if isinstance(fields, ValueError) else "it is not an object")
-    row = DatasetRow(fields)
-    try:
-        family = family or _family_of(row)
-        task = family.convert(row)
-        check_fields(StemTask, task)
-    except RowRefused as refused:
-        return Unconverted(str(refused))
+    return row_outcome(fields, lambda found: _converted(DatasetRow(found), family))
+
+
+def _converted(row: DatasetRow, family: QuestionFamily | None) -> Converted:
+    family = family or _family_of(row)
+    task = family.convert(row)
+    check_fields(StemTask, task)
     told = {name: row[name] for name in _NAMED if isinstance(row.get(name), str) and 0 < len(row[name]) <= 200}
     return Converted(family.name, {"kind": "stem", **task, "metadata": {"family": family.name, **told}})
 

@@ -16,7 +16,11 @@ from rollyard.tasks.rows.dataset_row import Converted, Unconverted
 
 
 def packed(value: Any) -> str:
-    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+    return packed_bytes(pickle.dumps(value))
+
+
+def packed_bytes(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
 
 
 PRIVATE = [{"input": "3\n", "output": "9\n", "testtype": "stdin"}]
@@ -119,6 +123,12 @@ def test_rows_become_tasks_with_their_cases(row: dict[str, Any], family: str, ca
     assert made(row, family) == task
 
 
+def test_packed_tests_are_read_in_every_protocol_of_pickles() -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        row = BENCH | {"private_test_cases": packed_bytes(pickle.dumps(json.dumps(PRIVATE), protocol))}
+        assert made(row) == made(BENCH)
+
+
 def test_limits_and_references_come_with_the_row() -> None:
     task = made(CONTESTS)
     assert (task["case_seconds"], task["case_memory"], task["reference"]) == (
@@ -155,6 +165,12 @@ class Bomb:
         (BENCH | {"private_test_cases": "???"}, "is neither JSON nor packed"),
         (BENCH | {"private_test_cases": packed(Bomb())}, "is neither JSON nor packed"),
         (BENCH | {"private_test_cases": packed("9" * (70 << 20))}, "has more than 64 MiB"),
+        (BENCH | {"private_test_cases": packed_bytes(b"\x96" + (1 << 40).to_bytes(8, "little") + b".")}, "neither JSON nor"),
+        (BENCH | {"private_test_cases": packed_bytes(b"]r\xff\xff\xff\x7f.")}, "neither JSON nor"),
+        (BENCH | {"private_test_cases": "[" * 50_000}, "form of its family: RecursionError"),
+        (FORCES | {"memory_limit": float("inf")}, "form of its family: OverflowError"),
+        (FORCES | {"description": "\ud800"}, "it makes no valid task"),
+        (TACO | {"input_output": "[" * 50_000}, "is neither JSON nor a list of Python"),
         (BENCH | {"public_test_cases": "[1]"}, "do not have the form of its family"),
         (CALLED | {"public_test_cases": json.dumps([{"input": "x", "output": "1"}])}, "is not JSON: x"),
         (FORCES | {"interaction_format": "ask"}, "it is interactive"),

@@ -26,6 +26,14 @@ def test_json_lines_keep_the_number_of_their_line(tmp_path: Path) -> None:
     assert {*found} == {2, 3, 5}
 
 
+def test_a_line_that_is_nested_too_deeply_is_an_error_of_this_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a":' * 50_000 + f"\n{json.dumps(ROWS[0])}\n")
+    found = dict(numbered_rows(file))
+    assert isinstance(found[1], ValueError)
+    assert (str(found[1]), found[2]) == ("its lists and objects are nested too deeply", ROWS[0])
+
+
 def test_a_json_list_and_parquet_have_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(ROWS, indent=1))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "rows.parquet")

@@ -14,7 +14,7 @@ from rollyard.kinds.installed_task_fields import check_task
 from rollyard.kinds.stem_task import LETTERS
 from rollyard.kinds.task import Task
 from rollyard.tasks.rows.dataset_row import Converted, Unconverted
-from rollyard.tasks.stem.rows import FAMILY_NAMES, convert
+from rollyard.tasks.stem.rows import FAMILY_NAMES, convert, question_family
 
 GPQA = {
     "Question": "Which one?\n", "Correct Answer": "right\n", "Incorrect Answer 1": "no", "Incorrect Answer 2": "nor",
@@ -108,6 +108,33 @@ def test_a_row_that_does_not_convert_says_why(row: Any, why: str) -> None:
     found = convert(row)
     assert isinstance(found, Unconverted), found
     assert why in found.reason
+
+
+@pytest.mark.parametrize("family", ["mmlu", "mmlu-pro"])
+def test_a_row_without_the_answer_of_a_named_family_is_refused(family: str) -> None:
+    row = {"question": "Which?", "options": ["a", "b"], "choices": ["a", "b"]}
+    found = convert(row, question_family(family))
+    assert isinstance(found, Unconverted)
+    assert "its fields do not have the form of its family: KeyError: 'answer" in found.reason
+
+
+def test_a_question_with_half_a_surrogate_pair_is_refused() -> None:
+    for row in (GPQA | {"Question": "\ud800"}, MMLU | {"question": "\ud800"}):
+        assert isinstance(convert(row), Unconverted)
+
+
+def test_a_hostile_row_refuses_no_other_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        '{"a":' * 50_000 + "\n" + "".join(json.dumps(row) + "\n" for row in (GPQA | {"Question": "\ud800"}, HLE))
+    )
+    done = CliRunner().invoke(cli, ["tasks", "import", "stem", str(tmp_path / "rows.jsonl")])
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["metadata"]["family"] for line in done.stdout.splitlines()] == ["hle"]
+    for number, why in ((1, "nested too deeply"), (2, "UnicodeEncodeError")):
+        assert any(
+            line.startswith(f"{tmp_path / 'rows.jsonl'}:{number}: ") and why in line
+            for line in done.stderr.splitlines()
+        )
 
 
 def test_the_command_writes_tasks_and_names_refused_rows(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from rollyard.kinds.code_task import CodeTask
 from rollyard.tasks.code.rows.families import Fields, family_of
-from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields
+from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields, row_outcome
 
 MAX_BYTES = 500 << 10
 """Length of a task's JSON. A line of a dataset may have a little more."""
@@ -17,17 +16,13 @@ _METADATA = ("task_id", "question_id", "name", "difficulty", "platform", "source
 
 def convert_problem(fields: Any, name: str | None = None) -> Converted | Unconverted:
     """Convert a row, as a file has it. `name`: its family; default: the one that its fields tell."""
-    if not isinstance(fields, Mapping):
-        return Unconverted(f"it is not JSON: {fields}" if isinstance(fields, ValueError) else "it is not an object")
-    try:
-        row = DatasetRow(fields)
-        family = family_of(row, name)
-        made = {key: value for key, value in family.convert(row).items() if value is not None}
-        _check(made)
-    except RowRefused as refused:
-        return Unconverted(str(refused))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return Unconverted("its fields do not have the form of its family")
+    return row_outcome(fields, lambda found: _converted(DatasetRow(found), name))
+
+
+def _converted(row: DatasetRow, name: str | None) -> Converted:
+    family = family_of(row, name)
+    made = {key: value for key, value in family.convert(row).items() if value is not None}
+    _check(made)
     told = {key: row[key] for key in _METADATA if isinstance(row.get(key), str | int) and row[key] != ""}
     return Converted(family.name, {"kind": "code", **made, "metadata": {"family": family.name, **told}})
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
-import io
 import json
-import pickle
+import pickletools
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ SOLUTION = "/workspace/solution.py"
 _PROGRAM = f"Write a Python program to {SOLUTION}. It reads from standard input and prints to standard output."
 _FUNCTION = f"Write your solution to {SOLUTION}."
 _MOST_UNPACKED = 64 << 20
+_OF_A_TEXT = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
+"""Opcodes of pickles around a text."""
 _PYTHON3 = 3
 """Number of the language in CodeContests."""
 
@@ -208,16 +209,23 @@ def _tests_in(row: DatasetRow, name: str) -> list[Any]:
         data = unpacking.decompress(base64.b64decode(text, validate=True), _MOST_UNPACKED)
         if not unpacking.eof:
             raise RowRefused(f"its field `{name}` has more than {_MOST_UNPACKED >> 20} MiB")
-        return list(json.loads(_TextAlone(io.BytesIO(data)).load()))
-    except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, ValueError, TypeError):
+        return list(json.loads(_pickled_text(data)))
+    except (binascii.Error, zlib.error, ValueError, TypeError):
         raise RowRefused(f"its field `{name}` is neither JSON nor packed as in LiveCodeBench") from None
 
 
-class _TextAlone(pickle.Unpickler):
-    """Reads plain values. A pickle that names a class or a function could run any code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+def _pickled_text(data: bytes) -> str:
+    """Return the one text of a pickle, without loading it: a pickle may name functions to call, and sizes and indexes that fill
+    the memory. Raises ValueError for a pickle of anything else."""
+    texts: list[str] = []
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name.endswith("UNICODE") or opcode.name == "BINUNICODE8":
+            texts.append(str(argument))
+        elif opcode.name not in _OF_A_TEXT:
+            raise ValueError(opcode.name)
+    if len(texts) != 1:
+        raise ValueError("it is not one text")
+    return texts[0]
 
 
 def _parsed(text: str) -> ast.Module:

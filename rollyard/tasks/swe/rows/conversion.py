@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rollyard.kinds.swe_task import SweTask
 from rollyard.kinds.values.image_reference import parse_image
-from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields
+from rollyard.tasks.rows.dataset_row import Converted, DatasetRow, RowRefused, Unconverted, check_fields, row_outcome
 from rollyard.tasks.swe.rows.families import RowFamily, family_of, unwrapped
 from rollyard.tasks.swe.rows.row import EvalSpecs, Fields
 
@@ -16,14 +15,12 @@ _METADATA = ("instance_id", "repo", "version", "language", "difficulty", "commit
 
 def convert(fields: Any, specs: EvalSpecs, family: RowFamily | None = None) -> Converted | Unconverted:
     """Convert a row, as a file has it. `family`: default is the one that its fields tell."""
-    if not isinstance(fields, Mapping):
-        return Unconverted(f"it is not JSON: {fields}" if isinstance(fields, ValueError) else "it is not an object")
-    try:
-        row = unwrapped(fields)
-        family = family or family_of(row)
-        return Converted(family.name, _task(family, row, specs))
-    except RowRefused as refused:
-        return Unconverted(str(refused))
+    return row_outcome(fields, lambda found: _converted(unwrapped(found), specs, family))
+
+
+def _converted(row: DatasetRow, specs: EvalSpecs, family: RowFamily | None) -> Converted:
+    family = family or family_of(row)
+    return Converted(family.name, _task(family, row, specs))
 
 
 def _task(family: RowFamily, row: DatasetRow, specs: EvalSpecs) -> dict[str, Any]:
