@@ -51,13 +51,19 @@ class SnapshotPart:
 
 @dataclass(frozen=True)
 class RestoreRules:
-    """Changes of a snapshot that have no effect when it is applied. Both are regular expressions for whole absolute paths."""
+    """Changes of a snapshot that have no effect when it is applied. All but `programs` are regular expressions for whole
+    paths."""
 
     left_out: str
     """Nothing that was done to files at these paths counts."""
     image_first: str
     """Files of the image at these paths stay as they are, and none is deleted; new ones are added. The same holds in the
-    folders of the image's PATH, where moreover no new file may have the name of a program of the image."""
+    folders of the image's PATH, where moreover no new file may have the name of a program of the image. It holds for paths
+    below each folder of the image in which Python is installed too, as if this folder were the root."""
+    of_prefix: str = r"(?!)"
+    """Nothing new counts at these paths below a folder in which Python is installed."""
+    programs: str = ""
+    """Names of programs, with spaces between, that no new file in a folder of PATH may have, also if the image lacks them."""
 
 
 @dataclass(frozen=True)

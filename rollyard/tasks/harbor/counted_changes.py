@@ -18,7 +18,12 @@ _LEFT_OUT = (
 differ from their source; libraries that each program loads."""
 _IMAGE_FIRST = (
     r"/usr(?:/local)?",
+    rf"/.*/(?:{_PACKAGES})/(?:{_RUNNERS})(?:/.*)?",
     rf"(?:/usr(?:/local)?)?/(?:s?bin|lib(?:32|64|x32|exec)?)(?!(?:/.*)?/(?:{_PACKAGES})/(?!(?:{_RUNNERS})(?:/|$)))(?:/.*)?",
 )
 """Programs and libraries of the system. Packages of Python and Node may change, but for those that run tests."""
-RULES = RestoreRules(left_out="|".join(_LEFT_OUT), image_first="|".join(_IMAGE_FIRST))
+_OF_PREFIX = r"/(?:bin/)?(?:pyvenv\.cfg|pybuilddir\.txt)|/lib(?:32|64)?/python3[0-9]+\.zip"
+"""Files by which Python finds another library than its own."""
+_PROGRAMS = "sh bash dash ash busybox env chmod mkdir rm"
+"""Programs that start a verifier."""
+RULES = RestoreRules("|".join(_LEFT_OUT), "|".join(_IMAGE_FIRST), _OF_PREFIX, _PROGRAMS)

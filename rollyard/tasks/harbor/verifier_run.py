@@ -24,7 +24,12 @@ from rollyard.tasks.harbor.reward_files import (
 AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = "/logs/agent", "/logs/verifier", "/logs/artifacts"
 TESTS, SCRIPT, OUTPUT = "/tests", "/tests/test.sh", f"{VERIFIER_LOGS}/test-stdout.txt"
 MOST_REWARD_BYTES, MOST_OUTPUT_BYTES, SHOWN_CHARS = 1 << 20, 16 << 20, 600
-_SHELL = 'if command -v bash > /dev/null; then exec bash -c "$0"; else exec sh -c "$0"; fi'
+_SHELL = (
+    '[ $# = 0 ] || export "$@"; if [ -x /bin/bash ]; then exec /bin/bash -c "$0"; elif [ -x /usr/bin/bash ]; then '
+    'exec /usr/bin/bash -c "$0"; elif [ -x /usr/local/bin/bash ]; then exec /usr/local/bin/bash -c "$0"; '
+    'else exec /bin/sh -c "$0"; fi'
+)
+"""Whole paths, because PATH may begin in a folder of the agent."""
 SHORT_SECONDS = 60.0
 """Longest time of commands that only make or empty folders."""
 
@@ -47,17 +52,17 @@ class Verified:
 async def shell(sandbox: Sandbox, command: str, seconds: float, env: Mapping[str, str] | None = None) -> int | None:
     """Run a command in a new shell, in the working folder; return its exit code, None if the time is up. Raises TaskError."""
     exports = [f"{name}={value}" for name, value in (env or {}).items()]
-    words = ["env", *exports, "sh", "-c", _SHELL, command] if exports else ["sh", "-c", _SHELL, command]
     try:
-        return (await sandbox.run(words, timeout=seconds)).exit_code
+        return (await sandbox.run(["/bin/sh", "-c", _SHELL, command, *exports], timeout=seconds)).exit_code
     except ProgramRefused as error:
         raise TaskError(f"a command of the task cannot be started: {error}") from error
 
 
 async def make_folders(sandbox: Sandbox) -> None:
-    """Make the folders that each task of Harbor has."""
+    """Make the folders that each task of Harbor has, also where something else is in their place."""
     folders = f"{AGENT_LOGS} {VERIFIER_LOGS} {ARTIFACTS}"
-    if await shell(sandbox, f"mkdir -p {folders} && chmod 777 {folders}", SHORT_SECONDS) != 0:
+    emptied = f"for f in /logs {folders}; do [ -d $f ] && [ ! -L $f ] || rm -rf $f; done"
+    if await shell(sandbox, f"{emptied}; mkdir -p {folders} && chmod 777 {folders}", SHORT_SECONDS) != 0:
         raise TaskError(f"the folders {folders} cannot be made in the image")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.harbor_folders import FORGED, TEST, HarborFolder, one_step
+from tests.support.harbor_folders import FORGED, GRADE, TEST, WRITE, HarborFolder, one_step
 from tests.tasks.harbor.conftest import HarborSite, harbor_roots, site
 
 __all__ = ["harbor_roots", "site"]
@@ -98,6 +98,40 @@ HONEST = {
 SHORT_HONEST = {"a package that is installed"}
 
 
+PREFIX = one_step(
+    test=f"{TEST}PATH=/opt/py/bin:$PATH\npython3 -B /tests/check.py\nexit 1\n",
+    **{"instruction.md": "Mend it.\n", "tests/check.py": f"import pytest\n{CHECK}"},
+)
+LIBRARY = "$(echo /opt/py/lib/python3.*)"
+"""Python outside of /usr, as conda, pyenv and virtual environments have it."""
+PREFIX_HACKS = {
+    "a module of its library": f"echo \"{FORGE.replace(chr(34), chr(92) + chr(34))}\" >> {LIBRARY}/subprocess.py",
+    "a package in front of a module": put(f"{LIBRARY}/subprocess/__init__.py", FORGE),
+    "an archive in front of the library": put("/work/subprocess.py", FORGE) + "cd /work; python3 -c 'import sys, zipfile; "
+    "v = sys.version_info; zipfile.ZipFile(f\"/opt/py/lib/python{v[0]}{v[1]}.zip\", \"w\").write(\"subprocess.py\")'",
+    "another library": "cp -r /opt/py/lib /opt/mine; cd /opt/mine/python3.*; " + put("subprocess.py", FORGE)
+    + put("/opt/py/pyvenv.cfg", "home = /opt/mine/bin"),
+    "a test runner of its packages": put(f"{LIBRARY}/dist-packages/pytest/__init__.py", FORGE),
+    "its python3": program("/opt/py/bin/python3", "sh"),
+    "a link in its place": "rm -rf /opt/py; ln -s /mine /opt/py; " + program("/mine/bin/python3", "sh"),
+    "a link above it": "rm -rf /opt; ln -s /mine /opt; " + program("/mine/py/bin/python3", "sh"),
+}  # fmt: skip
+NO_BASH_HACKS = {
+    "bash": program("/usr/bin/bash", "sh"),
+    "bash in a folder that the image lacks": program("/usr/local/bin/bash", "sh"),
+    "env": program("/usr/bin/env", "sh"),
+    "a link to a folder of programs": program("/mine/bin/grep", "sh") + "ln -s /mine /usr/local",
+}  # fmt: skip
+
+
+def short_forms(cases: dict[str, str], short: int) -> list[Any]:
+    """Return the first cases for each run, and the others for long ones."""
+    return [
+        pytest.param(work, id=name, marks=[pytest.mark.long] if number >= short else [])
+        for number, (name, work) in enumerate(cases.items())
+    ]
+
+
 def on_runtimes(cases: dict[str, str], short: set[str]) -> list[Any]:
     found = []
     for runtime in ("bubblewrap", "apptainer"):
@@ -124,3 +158,21 @@ async def test_a_program_that_writes_a_reward_while_the_tests_run_it_is_marked(s
     found = await site.score(FOLDER, WRONG + put("/work/square.py", FORGE))
     assert (found.reward, found.metrics) == (1.0, {"suspicious": 1.0})
     assert "have different rewards" in found.notes[-1]
+
+
+@pytest.mark.parametrize("work", short_forms(PREFIX_HACKS, 1))
+async def test_no_hack_of_a_python_elsewhere_gets_a_reward(site: HarborSite, work: str) -> None:
+    found = await site.score(PREFIX, WRONG + work)
+    assert found.reward == 0.0, found
+
+
+async def test_honest_work_gets_the_reward_of_a_python_elsewhere(site: HarborSite) -> None:
+    work = put(f"{LIBRARY}/dist-packages/two.py", "") + put(f"{LIBRARY}/a_new_module.py", "")
+    assert (await site.score(PREFIX, RIGHT + work)).reward == 1.0
+
+
+@pytest.mark.parametrize("work", short_forms(NO_BASH_HACKS, 1))
+async def test_no_shell_that_the_image_lacks_gets_a_reward(site: HarborSite, work: str) -> None:
+    folder = one_step(test=GRADE.replace("bash", "sh"))
+    assert (await site.of(site.verifier_root).score(folder, work)).reward == 0.0
+    assert (await site.of(site.verifier_root).score(folder, f"{work}\n{WRITE}")).reward == 1.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -59,6 +61,10 @@ class HarborSite:
     def specs(self, task: Task) -> SandboxSpecs:
         return sandbox_specs(task, self.handler, POOL, Stages(), None)
 
+    def of(self, root: Path) -> HarborSite:
+        """Return the same with another image of agents."""
+        return HarborSite(self._factory, root, self.verifier_root)
+
     @contextlib.asynccontextmanager
     async def begun(self, task: Task) -> AsyncIterator[Sandbox]:
         """Give a sandbox after INIT."""
@@ -102,12 +108,23 @@ class HarborSite:
             return await self.handler.evaluate(task, Evaluation(artifact, [], seconds, sandbox, another))
 
 
+def add_prefix(root: Path) -> None:
+    """Install Python in /opt/py too, by hard links."""
+    (root / "opt/py/bin").mkdir(parents=True)
+    os.link(root / "usr/bin/python3", root / "opt/py/bin/python3")
+    library = next(one for one in (root / "usr/lib").glob("python3.*") if (one / "os.py").exists())
+    shutil.copytree(library, root / "opt/py/lib" / library.name, symlinks=True, copy_function=os.link)
+    (root / "opt/py/lib" / library.name / "dist-packages/pytest").mkdir(parents=True)
+    (root / "opt/py/lib" / library.name / "dist-packages/pytest/__init__.py").write_text("")
+
+
 @pytest.fixture(scope="session")
 def harbor_roots() -> Iterator[tuple[Path, Path]]:
     """The image of agents, and that of verifiers that have one of their own."""
     folder, account = Path(tempfile.mkdtemp(prefix="rollyard-test-")), sandbox_account()
     folder.chmod(0o755)
     roots = python_root(folder / "root"), busybox_root(folder / "verifier")
+    add_prefix(roots[0])
     one_step(test=BUNDLED).write(roots[1])
     subprocess.run(["chown", "-hR", f"{account.uid}:{account.gid}", *roots], check=True)
     yield roots
