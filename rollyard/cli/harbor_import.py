@@ -140,6 +140,8 @@ def _read(
         return str(error)
     except Invalid as error:
         return "; ".join(f"{cause.field.removeprefix('task.')}: {cause.message}" for cause in error.causes)
+    except (RecursionError, ValueError) as error:  # tables of any depth, and names that no JSON can have
+        return f"the folder cannot be made into a task: {error}"
     size = len(json.dumps(task))
     if size > MAX_TASK_LINE_BYTES:
         return (

@@ -4,6 +4,7 @@ Harbor."""
 from __future__ import annotations
 
 import re
+import reprlib
 import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +16,7 @@ from rollyard.kinds.base import WireModel
 NetworkMode = Literal["public", "no-network", "allowlist"]
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SIZE = re.compile(r"([0-9.]+)([GMK])")
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([GMK])")
 _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -79,7 +80,7 @@ class HarborEnvironment(Networked):
     docker_image: str | None = None
     os: Annotated[str, BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)] = "linux"
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    memory_mb: int | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, gt=0, le=1 << 30)
     gpus: int | None = None
     tpu: dict[str, Any] | None = None
     mcp_servers: list[HarborMcpServer] = []
@@ -99,7 +100,7 @@ class HarborEnvironment(Networked):
         if isinstance(memory, str):
             found = _SIZE.fullmatch(memory.strip().upper())
             if found is None:
-                raise ValueError(f"`memory` is {memory!r}: write a size such as 2G or 512M")
+                raise ValueError(f"`memory` is {reprlib.repr(memory)}: write a size such as 2G or 512M")
             size = int(float(found[1]) * _MIB[found[2]])
             if data.setdefault("memory_mb", size) != size:
                 raise ValueError(f"`memory` is {memory}, and `memory_mb` is {data['memory_mb']}: leave out `memory`")

@@ -106,3 +106,55 @@ def test_what_is_missing_is_said(folders: Path, tmp_path: Path) -> None:
     assert "--images" in invoke("import", "harbor", folders / "built").stderr
     (tmp_path / "empty").mkdir()
     assert "no task.toml" in invoke("list", tmp_path / "empty").output
+
+
+def test_no_file_outside_of_a_folder_is_packed(tmp_path: Path) -> None:
+    """A link to it would put a secret into the task. A link inside of the folder is packed as the file."""
+    (tmp_path / "secret").write_text("top secret")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "Dockerfile").write_text("FROM scratch\n")
+    links = {
+        "tests/s.txt": tmp_path / "secret", "solution/rel": "../../secret", "instruction.md": tmp_path / "secret",
+        "environment/key": tmp_path / "secret", "task.toml": tmp_path / "secret", "steps": tmp_path / "secrets",
+    }  # fmt: skip
+    for number, (name, target) in enumerate(links.items()):
+        link = one_step().write(tmp_path / "set" / str(number)) / name
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    built = HarborFolder("", one_step().files).write(tmp_path / "set" / "built")
+    (built / "environment").symlink_to(tmp_path / "secrets")
+    good = one_step().write(tmp_path / "set" / "good")
+    (good / "tests" / "link").symlink_to("../tests/test.sh")
+    (good / "tests" / "nothing").symlink_to("absent")
+    done = invoke("import", "harbor", tmp_path / "set", "--images", tmp_path / "images")
+    assert done.exit_code == 0, done.output
+    files = Task.model_validate_json(done.stdout).fields_as(HarborTask).files
+    assert files["tests/link"] == files["tests/test.sh"]
+    for number, name in enumerate(links):
+        assert f"set/{number}: refused: {name} is a link that leads out of the folder" in done.stderr
+    assert "built: refused: environment is a link that leads out" in done.stderr
+    assert "secret" not in done.stdout
+
+
+HOSTILE = {
+    "digits": (f'memory = "{"9" * 400}G"\n', "write a size such as 2G"),
+    "two points": ('memory = "1.2.3G"\n', "write a size such as 2G"),
+    "petabytes": ('memory = "999999999G"\n', "memory_mb"),
+    "a long number": (f"memory_mb = {'9' * 5000}\n", "is no TOML"),
+    "depth": (f"tpu = {'[' * 5000}{']' * 5000}\n", "inside of one another"),
+    "dots": (f"tpu{'.a' * 5000} = 1\n", "refused"),
+}
+
+
+def test_no_folder_ends_the_import_of_the_others(tmp_path: Path) -> None:
+    for name, (config, _) in HOSTILE.items():
+        one_step(config).write(tmp_path / "set" / name)
+    loop = one_step().write(tmp_path / "set" / "loop")
+    (loop / "tests" / "loop").symlink_to("loop")
+    one_step().write(tmp_path / "set" / "good")
+    done, listed = invoke("import", "harbor", tmp_path / "set"), invoke("list", tmp_path / "set")
+    assert (done.exit_code, listed.exit_code, len(done.stdout.splitlines())) == (0, 0, 1), done.output
+    for name, why in {**{name: why for name, (_, why) in HOSTILE.items()}, "loop": "in a circle"}.items():
+        line = next(line for line in done.stderr.splitlines() if f"set/{name}: refused" in line)
+        assert why in line, line

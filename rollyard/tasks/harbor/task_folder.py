@@ -21,6 +21,7 @@ CONFIG, COMPOSE = "task.toml", "docker-compose.yaml"
 _NAMED = (INSTRUCTION, "trajectory.json", ".harborignore", f"{LOOSE}{COMPOSE}", f"tests/{COMPOSE}")
 """Files that are packed if they are there. All but the first are refused by the task's model, which says why."""
 _METADATA_CHARS = 200
+_MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class TaskFolder:
     def _image(self, named: str | None, context: Path) -> str | Path | None:
         if named is not None:
             return image_name(named, self.path)
-        return context if (context / DOCKERFILE).is_file() else None
+        inside(self.path, context)
+        return context if inside(self.path, context / DOCKERFILE).is_file() else None
 
     def task(self, image: str, variables: Mapping[str, str], verifier_image: str | None = None) -> dict[str, Any]:
         """Return the task as JSON. Raises TaskError for a file that cannot be packed."""
@@ -68,7 +70,7 @@ class TaskFolder:
 
     def _packed(self, *, tests: bool) -> Iterator[tuple[str, Any]]:
         for name in _NAMED:
-            if (self.path / name).is_file():
+            if inside(self.path, self.path / name).is_file():
                 yield name, _packed_file(self.path / name)
         loose = not (self.path / LOOSE / DOCKERFILE).exists()
         for folder in ("solution", "steps", *(["tests"] if tests else []), *([LOOSE.rstrip("/")] if loose else [])):
@@ -79,15 +81,19 @@ class TaskFolder:
 def read_folder(path: Path) -> TaskFolder:
     """Raises TaskError for a folder whose `task.toml` cannot be used."""
     try:
+        if not inside(path, path / CONFIG).is_file():
+            raise TaskError(f"{CONFIG} is no file")
         tables = tomllib.loads((path / CONFIG).read_text())
         config = HarborConfig.model_validate(tables)
     except OSError as error:
         raise TaskError(f"{path / CONFIG} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{CONFIG} is no TOML: {error}") from None
     except ValidationError as error:
         listed = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise TaskError(f"{CONFIG}: {listed}") from None
+    except ValueError as error:  # also a number with too many digits
+        raise TaskError(f"{CONFIG} is no TOML: {error}") from None
+    except RecursionError:
+        raise TaskError(f"{CONFIG} has too many tables or arrays inside of one another: write fewer") from None
     package, metadata = tables.get("task"), tables.get("metadata")
     name = package.get("name") if isinstance(package, dict) else None
     return TaskFolder(path, str(name or path.name), config, _scalars(metadata if isinstance(metadata, dict) else {}))
@@ -103,19 +109,33 @@ def task_folders(folder: Path) -> list[Path]:
 
 
 def files_below(top: Path, folder: str) -> Iterator[str]:
-    """Yield the paths of the files in a folder below `top`. Links inside of `top` are followed. Raises TaskError for one that
-    leads out of it or in a circle."""
+    """Yield the paths of the files in a folder below `top`. Links to files and folders of `top` are followed. Raises TaskError
+    for one that leads out of it or in a circle."""
     waiting = [(top / folder, frozenset[Path]())]
     while waiting:
         path, above = waiting.pop()
-        real = path.resolve()
+        real = inside(top, path)
         if not path.is_dir():
             if real.is_file():
                 yield path.relative_to(top).as_posix()
             continue
-        if not real.is_relative_to(top.resolve()) or real in above:
-            raise TaskError(f"{path.relative_to(top)} is a link that leads out of the folder, or in a circle")
+        if real in above:
+            raise TaskError(f"{path.relative_to(top)} is a link that leads in a circle: delete it")
         waiting += [(one, above | {real}) for one in sorted(path.iterdir(), reverse=True)]
+
+
+def inside(top: Path, path: Path) -> Path:
+    """Return the real path of a file or a folder of `top`. Raises TaskError for one that is elsewhere."""
+    name = path.relative_to(top)
+    try:
+        real = path.resolve(strict=True)
+    except FileNotFoundError:
+        real = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise TaskError(f"{name} cannot be read, or is a link that leads in a circle: {error}") from None
+    if not real.is_relative_to(top.resolve()):
+        raise TaskError(f"{name} is a link that leads out of the folder: put a copy of its content there")
+    return real
 
 
 def context_digest(context: Path) -> str:
@@ -137,6 +157,8 @@ def image_name(docker: str, folder: Path) -> str:
 
 def _packed_file(path: Path) -> Any:
     try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise TaskError(f"{path} has {size} bytes, which no task can have: put large files into the image")
         content = path.read_bytes()
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
