@@ -11,6 +11,7 @@ from rollyard.tasks.scoring.answer_text import bare_text, choices, normalized
 _OR = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])|/")
 _SMALL = re.compile(r"\(?[a-z]\)?\.?")
 _REASONED = re.compile(r"\(?([A-Z])\)?[\s,;:.–—-]+(?:because|since|as|for|due)\b(?P<reason>.*)", re.DOTALL)
+_PARTS = re.compile(r"(?<!\d)[/|,;&+]|[/|,;&+](?!\d)|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])")
 _LABELLED = re.compile(r"(?i)(?:option |choice )?\(?([A-Z])\)?\s*[).:]?\s+(?P<text>\S.*)", re.DOTALL)
 
 
@@ -36,12 +37,14 @@ def chosen(answer: str, options: Sequence[str]) -> frozenset[str]:
 
 
 def _agrees(text: str, letters: frozenset[str], options: Sequence[str]) -> bool:
-    """Return whether the text behind the letter is not that of another option."""
+    """Return whether the text behind the letter is not that of another option, and names no other beside its own."""
     found = _LABELLED.fullmatch(text)
     if len(letters) > 1 or found is None or found[1].upper() not in letters:
         return True
-    named = _by_text(found["text"], options)
-    return not named or named == letters
+    if named := _by_text(found["text"], options):
+        return named == letters
+    parts = [_by_text(part.strip(), options) for part in _PARTS.split(found["text"]) if part.strip()]
+    return all(not part or part == letters for part in parts)
 
 
 def _by_text(answer: str, options: Sequence[str]) -> frozenset[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rollyard.kinds.values.physical_unit import PhysicalUnit, read_unit
 from rollyard.tasks.scoring.numerals import numeral
-from rollyard.tasks.scoring.units import NO_NOUNS
+from rollyard.tasks.scoring.units import is_no_noun
 
 _SPELLED: tuple[tuple[str, str], ...] = (
     (r"^\s*\*\*|\*\*\s*$", " "),
@@ -51,8 +51,14 @@ _NUMBER = re.compile(
 )
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?![\d,])")
 _FACTOR = re.compile(r"\s*\*?\s*(?:(?P<pi>π)|√\s*\(?(?P<root>\d{1,30})\)?)(?:\s*/\s*(?P<bottom>0*[1-9]\d*))?")
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_UNCERTAINTY = re.compile(r"\s*±\s*[\d.]+(?:\s*\*\s*10\^\{[+-]?\d+\})?%?")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "lakh": 5, "crore": 7}
+_POWER_OF_TEN = r"\s*\*\s*10\^\{[+-]?\d{1,3}\}"
+_UNCERTAINTY = re.compile(
+    r"\s*±\s*(?P<size>\d+\.?\d*|\.\d+)(?:\s*\*\s*10\^\{(?P<power>[+-]?\d{1,3})\})?(?P<percent>%)?"
+)
+_IN_BRACKETS = re.compile(rf"^\(\s*([^()±]*?)\s*±\s*([^()±]*?)\s*\)({_POWER_OF_TEN})?")
+_SHORT_SCALES = re.compile(r"[KMBGT]\b")
+"""Letters that mean thousands and more where no unit is asked for, and that are symbols of units as well."""
 _OF = re.compile(r"(?<=\S) of (?:the )?[^\W\d_]\w*(?: [^\W\d_]+)?$")
 _NOUNS = re.compile(r"[^\W\d_]+(?:['’.-][^\W\d_]+)*[.,]?")
 _NAME = re.compile(r"(?:[^\W\d]|[\\_^{}()|'’° ]|(?<=[_^{\w])\d|\*)*")
@@ -68,6 +74,10 @@ class Quantity:
     """Whether the unit is not written. A multiple of π is in radians where an angle is asked for."""
     noun: str = ""
     """Word behind the number that is no known unit, such as `apples`."""
+    uncertainty: Fraction = Fraction(0)
+    """Difference that the answer itself allows for, in its unit: 0.1 of `4.2 ± 0.1`."""
+    short_scale: bool = False
+    """Whether the unit's letter stands directly behind the number, as in `12K` and `12M`."""
 
 
 def read_quantities(text: str) -> list[Quantity]:
@@ -94,11 +104,16 @@ def read_quantity(plain: str) -> Quantity | None:
         text = text[1:-1].strip()
     currency = re.match(r"[$€£¥₹]\s*", text)
     text = text[currency.end() :] if currency else text
-    text = re.sub(r"^\(\s*([^()]*±[^()]*)\)", r"\1", text)  # (5.0 ± 0.1) m
+    text = _IN_BRACKETS.sub(r"\1\3 ± \2\3", text)  # (5.0 ± 0.1) m
     if (number := _number(text)) is None:
         return None
     value, rest = number
-    rest = _UNCERTAINTY.sub("", rest, count=1)
+    uncertainty = Fraction(0)
+    if found := _UNCERTAINTY.match(rest):
+        uncertainty = Fraction(found["size"]) * Fraction(10) ** int(found["power"] or 0)
+        uncertainty *= abs(value) / 100 if found["percent"] else 1
+        rest = rest[found.end() :]
+    short_scale = _SHORT_SCALES.match(rest) is not None
     rest = rest.replace("{", " ").replace("}", " ") if not re.search(r"\^\{", rest) else _without_braces(rest)
     rest = re.sub(r"\s+", " ", rest).strip().removeprefix("*").strip()
     rest = _OF.sub("", rest)
@@ -106,10 +121,12 @@ def read_quantity(plain: str) -> Quantity | None:
         rest = f"{currency[0].strip()} {rest}".strip()
     first, _, after = rest.partition(" ")
     if first.casefold().removesuffix("s") in _SCALES:
-        value, rest = value * 10 ** _SCALES[first.casefold().removesuffix("s")], after
+        scale = 10 ** _SCALES[first.casefold().removesuffix("s")]
+        value, uncertainty, rest = value * scale, uncertainty * scale, after
     if not rest and "π" in text:
-        return Quantity(value, read_unit("rad"), implied=True)
-    return _with_unit(value, rest)
+        return Quantity(value, read_unit("rad"), implied=True, uncertainty=uncertainty)
+    quantity = _with_unit(value, rest)
+    return quantity and replace(quantity, uncertainty=uncertainty, short_scale=short_scale)
 
 
 def _with_unit(value: Fraction, rest: str) -> Quantity | None:
@@ -120,7 +137,7 @@ def _with_unit(value: Fraction, rest: str) -> Quantity | None:
     words = rest.split(" ")
     for count in range(len(words) - 1, -1, -1):
         nouns = words[count:]
-        if not all(_NOUNS.fullmatch(word) and word.casefold().strip(".,") not in NO_NOUNS for word in nouns):
+        if not all(_NOUNS.fullmatch(word) and not is_no_noun(word) for word in nouns):
             return None
         unit = read_unit(" ".join(words[:count]).rstrip(",")) if count else None
         if unit is not None:

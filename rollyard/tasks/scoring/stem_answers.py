@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -56,6 +57,8 @@ def judge_number(task: StemTask, answer: str) -> Mapping[str, Any]:
         return _wrong(f"the answer {_cut(answer)} is not one number{' with a unit' if task.unit else ''}")
     unit, worst = task.physical_unit, Fraction(0)
     for quantity in quantities:
+        if unit is None and quantity.short_scale:
+            return _wrong(f"the answer {_cut(answer)} may mean a multiple of its number")
         if (value := in_unit(quantity, unit)) is None:
             named = quantity.noun or (quantity.unit.text if quantity.unit else "")
             why = f"the answer {_cut(answer)} is in {named}, which is not converted to {task.unit}"
@@ -65,6 +68,11 @@ def judge_number(task: StemTask, answer: str) -> Mapping[str, Any]:
         if error > allowed_error(task, converted):
             why = f"the answer {_cut(answer)} is not {_with_unit(task.answer, task)} (accepted difference: {_accepted(task)})"
             return _wrong(why, relative_error=_relative(error, task.value))
+        if quantity.uncertainty:
+            edge = in_unit(replace(quantity, value=quantity.value + quantity.uncertainty), unit)
+            if edge is None or abs(edge - value) > allowed_error(task, converted):
+                why = f"the uncertainty of the answer {_cut(answer)} is larger than the accepted difference"
+                return _wrong(f"{why} ({_accepted(task)})", relative_error=_relative(error, task.value))
         worst = max(worst, error)
     right = f"the answer {_cut(answer)} is right"
     return {"right": 1.0, "notes": [right], "relative_error": _relative(worst, task.value)}

@@ -52,6 +52,13 @@ NO_NOUNS = _words(
     between either both only instead wrong right false true less more fewer greater equals for when where with without
     otherwise except unless modulo maybe perhaps probably likely approx possibly at least most from up until remainder
     negative positive
+    thirteen fourteen fifteen sixteen seventeen eighteen nineteen twice thrice
+    quadrillion quadrillions quintillion quintillions sextillion septillion octillion nonillion decillion zillion zillions
+    lakh lakhs lac lacs crore crores gross score scores googol googols googolplex myriad myriads
+    halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths
+    twelfth twelfths twentieth twentieths hundredth hundredths thousandth thousandths millionth millionths billionth billionths
+    factorial factorials reciprocal reciprocals inverse inverted halved doubled tripled quadrupled doubles triples
+    alternatively alternately alternative also but however rather else though although neither could might would should
     """
 )
 """Words that change the number, join numbers, stand for a number, or say that the answer is not a plain quantity."""
@@ -76,6 +83,11 @@ class Unit:
 
     def contradicts(self, other: Unit) -> bool:
         return bool(self.powers and other.powers and self.powers != other.powers)
+
+
+def is_no_noun(word: str) -> bool:
+    """Return whether a word behind a number, such as `million` or `forty-two`, is no noun that is counted."""
+    return all(part in NO_NOUNS for part in word.casefold().strip(".,").split("-"))
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
@@ -121,7 +133,7 @@ def _unit(tail: str, number: str, *, bare: bool) -> Unit | None:
     words = plain.split()
     shortest = 3 if in_text else 4
     nouns = all(re.fullmatch(r"[^\W\d_]+(?:['.-][^\W\d_]+)*[.,]?(?:\^\{?[23]\}?)?", word) for word in words)
-    if not words or not nouns or any(word.casefold().strip(".,") in NO_NOUNS for word in words):
+    if not words or not nouns or any(is_no_noun(word) for word in words):
         return None
     first = re.sub(r"\^.*", "", words[0].casefold().strip(".,"))
     return Unit(plain) if len(first) >= shortest or first in _NOUNS else None

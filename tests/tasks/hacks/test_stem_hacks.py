@@ -52,8 +52,21 @@ HACKS = {
     "another unit": (NUMBER, r"\boxed{9.81 \text{ km/s}^2}"),
     "every unit": (NUMBER, r"\boxed{9.81 \text{ m/s}^2 \text{ or km/s}^2}"),
     "a number word": (COUNT, r"\boxed{12 \text{ dozen}}"),
+    "two texts behind a letter": (ONE, r"\boxed{B: meiosis / mitosis}"),
+    "two texts behind a letter, with or": (ONE, r"\boxed{B. meiosis or mitosis}"),
+    "two texts in brackets": (ONE, r"\boxed{B (meiosis/mitosis)}"),
+    "an uncertainty above the tolerance": (NUMBER, r"\boxed{9.81 \pm 1000}"),
+    "an uncertainty in another unit": (NUMBER, r"\boxed{981 \pm 50 \text{ cm/s}^2}"),
+    "an uncertainty of an exact number": (COUNT, r"\boxed{12 \pm 1}"),
+    "a power behind the brackets": (COUNT, r"\boxed{(12 \pm 0) \times 10^8}"),
     "a comma for a point": (NUMBER, r"\boxed{9,81,10}"),
 }
+MULTIPLES = (
+    "12 quadrillion", "12 lakh", "12 crore", "12 gross", "12 score", "12 halves", "12 tenths", "12 hundredths", "12 factorial",
+    "12 googol", "12 reciprocal", "12K", "12M", "12B", "12 forty-two", "12 alternatively thirteen", "12 but also 13",
+)  # fmt: skip
+"""Answers whose words make another number of 12, or two."""
+HACKS |= {f"a multiple: {text}": (COUNT, f"Answer: {text}") for text in MULTIPLES}
 HONEST = {
     "corrected": (ONE, r"first \boxed{A}, no: \boxed{B}"),
     "options discussed": (ONE, r"A, C and D are wrong, so the answer is B."),
@@ -66,6 +79,13 @@ HONEST = {
     "an uncertainty": (NUMBER, r"\boxed{(9.81 \pm 0.02)\ \mathrm{m\,s^{-2}}}"),
     "a formula before it": (NUMBER, r"\boxed{g = \frac{GM}{r^2} = 9.82\ \text{m/s}^2}"),
     "rounded": (NUMBER, r"\boxed{\approx 9.8}"),
+    "an uncertainty and a power": (
+        {**NUMBER, "answer": "3.00e8", "unit": "m/s"},
+        r"\boxed{(3.00 \pm 0.02) \times 10^8 \text{ m/s}}",
+    ),
+    "an option's text with a word beside it": (ONE, r"\boxed{B: meiosis (not mitosis)}"),
+    "an Indian number": ({**COUNT, "answer": "1200000"}, r"\boxed{12 \text{ lakh}}"),
+    "a unit behind a space": (COUNT, r"\boxed{12\ \text{K}}"),
     "what is counted": (COUNT, r"\boxed{12 \text{ electrons}}"),
 }
 
