@@ -71,6 +71,8 @@ class GymHandler:
         reward, raised = scored.pop("reward"), scored.pop("raised", None)
         if raised is not None:
             return Score(0.0, {**scored, "raised": 1.0}, [f"the library raised {raised} by this answer"])
+        if (why := scored.pop("refused", None)) is not None:
+            return Score(0.0, {**scored, "refused": 1.0}, [f"the answer solves nothing: {why}"])
         note = (
             f"the library gives {reward:g}" if scored["answered"] else "no answer found between <answer> and </answer>"
         )

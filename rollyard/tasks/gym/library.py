@@ -32,8 +32,8 @@ class ReasoningGym:
             raise TaskError(f"{_name(task)} cannot be made within the limits of CPU time and memory") from None
 
     async def score(self, task: GymTask, question: str, text: str) -> dict[str, Any]:
-        """Return `reward` and `answered`, and `raised` if the library raised an exception by the answer, or a metric named for
-        the reason why the answer has no score. Raises as `entry`."""
+        """Return `reward` and `answered`, `raised` if the library raised an exception by the answer, `refused` if the answer
+        solves nothing, or a metric named for the reason why the answer has no score. Raises as `entry`."""
         said = text.encode("utf-8", "replace")
         try:
             scored = await self._processes.ask(_fields(task), question.encode("utf-8", "replace"), said)

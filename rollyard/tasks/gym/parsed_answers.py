@@ -23,6 +23,8 @@ EXPRESSIONS = ("games.countdown", "games.puzzle24")
 _ARITHMETIC = re.compile(r"[\w\s+\-*/^().,!]*")
 _ATTRIBUTE = re.compile(r"\.\s*[^\W\d]")
 _FUNCTIONS = {"abs", "max", "min", "pow", "sqrt", "cbrt", "root", "ln"}
+_EVALUATED = (sympy.Function, sympy.Add, sympy.Mul, sympy.Pow, sympy.Symbol, sympy.Number)
+"""Classes of sympy that a formula may name. `Integral`, `Derivative`, `Sum` and the like only write the question down again."""
 _parse = sympy_parser.parse_expr
 
 
@@ -47,9 +49,9 @@ def parse_expression(text: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_mathematical(name: str) -> bool:
-    """Return whether a name is a value or class of sympy's expressions, or a symbol, since nothing else has the name."""
+    """Return whether a name is a value or an evaluated class of sympy, or a symbol, since nothing else has the name."""
     found = getattr(sympy, name, None)
     if isinstance(found, type):
-        return issubclass(found, sympy.Expr)
+        return issubclass(found, _EVALUATED)
     known = found is not None or hasattr(builtins, name)
     return name in _FUNCTIONS or isinstance(found, sympy.Expr) or (not known and not name.startswith("__"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 
 from rollyard.tasks.gym.parsed_answers import replace_parsers
+from rollyard.tasks.gym.refused_answers import NONSENSE, refusal
 from rollyard.tasks.scoring.checker_process import serve
 
 CPU_SECONDS = 10
@@ -35,6 +37,8 @@ def entry_or_score(task: bytes, asked: bytes | None = None, text: bytes = b"") -
     except Exception as error:  # noqa: BLE001 - the library's own, by a wrong task
         return {"error": f"reasoning-gym {version('reasoning-gym')}: {type(error).__name__}: {error}"}
     if asked is None:
+        if _reward(dataset, entry, NONSENSE).get("reward", 0.0) >= 1.0:
+            return {"error": f"reasoning-gym {version('reasoning-gym')} calls every answer of this data set right"}
         return {"question": entry["question"], "answer": _reference(entry), "system": SYSTEM_PROMPTS["default"]}
     if entry["question"].encode("utf-8", "replace") != asked:
         why = f"reasoning-gym {version('reasoning-gym')} asks another question here; install one version for all nodes"
@@ -80,19 +84,26 @@ def _of_levels(name: str, member: Mapping[str, Any]) -> DatasetSpec:
 
 def _reference(entry: Mapping[str, Any]) -> str | None:
     known = [entry["answer"], *(entry["metadata"].get(name) for name in EXAMPLES)]
-    found = next((answer for answer in known if answer is not None), None)
+    # sympy leaves some integrals as they are, which is no answer
+    found = next((answer for answer in known if answer is not None and "Integral(" not in str(answer)), None)
     return found if found is None or isinstance(found, str) else json.dumps(found)
 
 
 def _score(dataset: Any, entry: Mapping[str, Any], text: str) -> Mapping[str, Any]:
     answer = extract_answer(text)
-    answered = {"answered": float(answer is not None)}
+    return {**_reward(dataset, entry, answer), "answered": float(answer is not None)}
+
+
+def _reward(dataset: Any, entry: Mapping[str, Any], answer: str | None) -> dict[str, Any]:
+    if answer is not None and (why := refusal(entry, _reference(entry), answer)) is not None:
+        return {"reward": 0.0, "refused": why}
     try:
-        return {"reward": float(dataset.score_answer(answer, entry)), **answered}
+        reward = float(dataset.score_answer(answer, entry))
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the library's own, by an answer
-        return {"reward": 0.0, "raised": f"{type(error).__name__}: {str(error)[:200]}", **answered}
+        return {"reward": 0.0, "raised": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {"reward": reward} if math.isfinite(reward) else {"reward": 0.0, "refused": f"the library gives {reward}"}
 
 
 if __name__ == "__main__":

@@ -42,6 +42,10 @@ def own_rewards(*datasets: str) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(run.stdout.splitlines()[-1]))
 
 
+OTHER_REWARDS = ("game_of_life_halting", "coin_flip", "puzzle24")
+"""Data sets with a check of their own: what is not right gets 0."""
+
+
 async def compare(handler: GymHandler, own: dict[str, Any]) -> None:
     for dataset, (question, rewards) in own.items():
         found = task(dataset)
@@ -51,7 +55,11 @@ async def compare(handler: GymHandler, own: dict[str, Any]) -> None:
         assert asked == {"role": "user", "content": question}, dataset
         for answer, reward in rewards:
             text = "I do not know" if answer is None else f"So it is\n<answer>{answer}</answer>"
-            assert (await score(handler, found, text, {"question": question})).reward == reward, (dataset, answer)
+            own_reward = (await score(handler, found, text, {"question": question})).reward
+            if (dataset in OTHER_REWARDS and answer != rewards[0][0]) or "Integral(" in str(answer):
+                assert own_reward <= min(reward, 0.99), (dataset, answer)
+            else:
+                assert own_reward == reward, (dataset, answer)
 
 
 async def test_rewards_are_those_of_the_library(handler: GymHandler) -> None:
