@@ -126,6 +126,39 @@ async def test_an_output_that_a_checker_cannot_read_is_wrong_without_an_answer_t
         )
 
 
+UNASKED = """
+def check(input, output, answer):
+    a, b = map(int, output.split())
+    return a > 1 and b > 1 and a * b == int(input)
+"""
+GARBAGE = ("print('hello')", "import sys\nsys.stdout.buffer.write(b'\\xff\\x00')")
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        {"cases": [{"input": "6\n", "output": "many"}, {"input": "15\n", "output": "3 5"}]},
+        {"cases": CASES, "reference": "n = int(input())\nprint(n // 3, 3)"},
+    ],
+)
+async def test_garbage_that_crashes_a_checker_is_wrong_if_any_honest_output_has_a_verdict(
+    scored: Scored, control: dict[str, Any]
+) -> None:
+    """The rollout had no reward: the answer of the case was no output, and crashed the checker too."""
+    of = task(checker={"language": "python", "source": UNASKED}, **control)
+    for solution in GARBAGE:
+        found = await scored(solution, of)
+        assert (found.reward, "the judge cannot read it: " in found.notes[0]) == (0.0, True)
+
+
+async def test_a_judge_without_a_verdict_says_what_to_add(scored: Scored) -> None:
+    with pytest.raises(TaskError, match="give a case an `output` that it can judge, or the task a `reference`"):
+        await scored("print('x')", checker(UNASKED))
+    raises = UNASKED.replace("return", "raise ValueError #")
+    with pytest.raises(TaskError, match="gives no verdict"):
+        await scored("print('x')", task(checker={"language": "python", "source": raises}, reference="print(3, 5)"))
+
+
 async def test_a_checker_may_be_compiled_with_files_beside_it(scored: Scored) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")

@@ -154,7 +154,7 @@ class CodeHandler:
         program = code.checker or code.interactor
         if program is None:
             return await run_program_cases(code, evaluation, comparison(code, self._output_checkers), deadline)
-        async with task_judge(program, evaluation, deadline, calls_check=code.checker is not None) as judge:
+        async with task_judge(code, program, evaluation, deadline) as judge:
             how = judge.check if code.checker is not None else judge.interact
             return await run_program_cases(code, evaluation, how, deadline)
 

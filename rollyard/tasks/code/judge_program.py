@@ -2,21 +2,23 @@
 
 It runs in a sandbox in which no code of the agent ever runs, so it may know the answers. Exit codes are those of testlib: 0 for
 a right answer, 1, 2, 4 and 8 for a wrong one. Every other end is a failure of the judge. Since an output of the agent may be
-made to crash a judge, the judge then gets a control question; if it answers that one, the output is the cause, and wrong.
+made to crash a judge, the judge then gets control questions: the outputs that the task has, and what the reference prints. If
+it answers one of them, the output is the cause, and wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rollyard.core.errors import NodeFault, TaskError
-from rollyard.kinds.code_task import CodeCase, JudgeProgram
+from rollyard.kinds.code_task import CodeCase, CodeTask, JudgeProgram
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Evaluation
 from rollyard.tasks.code.languages import BUILD, Commands, commands_of
-from rollyard.tasks.code.program_cases import JudgedRun, check_start, compile_source, data_bytes
+from rollyard.tasks.code.program_cases import JudgedRun, check_start, compile_source, data_bytes, solution_start
 from rollyard.tasks.code.program_runs import (
     ProgramRun,
     ProgramRunner,
@@ -49,17 +51,25 @@ except Exception:
 _UNUSABLE = 5
 """Its exit code if there is no such function."""
 _MOST_SAID = 300
+_MOST_CONTROLS = 4
+_REFERENCE_BUILD = f"{FOLDER}/reference-build"
 
 
 class TaskJudge:
     """One judge, ready to run."""
 
-    def __init__(self, program: JudgeProgram, runner: ProgramRunner, sandbox: Sandbox, commands: Commands) -> None:
+    def __init__(
+        self, code: CodeTask, program: JudgeProgram, runner: ProgramRunner, sandbox: Sandbox, commands: Commands,
+        deadline: float,
+    ) -> None:  # fmt: skip
+        self._code = code
         self._program = program
         self._runner = runner
         self._sandbox = sandbox
         self._commands = commands
+        self._deadline = deadline
         self._works = False
+        """Whether it has given a verdict on anything."""
 
     async def check(self, runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> JudgedRun:
         """Run the solution, and let the judge see what it printed."""
@@ -67,10 +77,8 @@ class TaskJudge:
         if not run.ended_well:
             return JudgedRun(run, str(run))
         judged = await self._run(case, run.output)
-        if _has_failed(judged) and (
-            case.output or judged.exit_code == _UNUSABLE
-        ):  # else there is nothing harmless to ask
-            await self._control(case, case.output.encode("utf-8", "surrogatepass"), judged)
+        if _has_failed(judged) and not self._works:
+            await self._control_check(case, judged)
         return JudgedRun(run, _why(judged))
 
     async def interact(self, runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> JudgedRun:
@@ -81,32 +89,60 @@ class TaskJudge:
         await runner.begin(start, talks=True)
         await self._runner.begin(own, talks=True)
         run, judged = await asyncio.gather(_side(runner, start, self._runner), _side(self._runner, own, runner))
+        self._works = self._works or not _has_failed(judged)
         if judged.exit_code in WRONG:
             return JudgedRun(run, f"{_why(judged)}{'' if run.ended_well else f'; {run}'}")
         if not run.ended_well:
             return JudgedRun(run, str(run))
-        if _has_failed(judged):
-            await self._control(case, b"", judged)
+        if _has_failed(judged) and not self._works:
+            await self._run(case, b"")
+            await self._raise_unless_it_works(judged)
         return JudgedRun(run, _why(judged))
 
-    async def _control(self, case: CodeCase, output: bytes, failed: ProgramRun) -> None:
-        """Raise TaskError if the judge fails at a harmless output too."""
-        if self._works:
-            return
-        judged = await self._run(case, output)
+    async def _control_check(self, case: CodeCase, failed: ProgramRun) -> None:
+        """Ask about outputs that no agent has made, until the judge gives a verdict. Without any it is believed, unless it does
+        not load. Raises TaskError if it fails at all of them."""
+        others = [other for other in self._code.cases if other is not case]
+        controls = [other for other in (case, *others) if other.output][:_MOST_CONTROLS]
+        for control in controls:
+            if not self._works:
+                await self._run(control, control.output.encode("utf-8", "surrogatepass"))
+        printed = None if self._works else await self._reference_output(case)
+        if printed is not None:
+            await self._run(case, printed)
+        if controls or printed is not None or failed.exit_code == _UNUSABLE:
+            await self._raise_unless_it_works(failed)
+
+    async def _reference_output(self, case: CodeCase) -> bytes | None:
+        """Return what the reference prints; None without one that runs. It runs beside the judge, without agents' code."""
+        code = self._code
+        if code.reference is None:
+            return None
+        await write_files(
+            self._sandbox, {**code.files, code.solution: code.reference, f"{_REFERENCE_BUILD}/.reference": ""}
+        )
+        commands = commands_of(code, code.solution, data_bytes(self._sandbox, code.case_memory), _REFERENCE_BUILD)
+        if await compile_source(self._runner, code, commands, code.compile_seconds, self._deadline) is not None:
+            return None
+        start = solution_start(code, commands, self._deadline - time.monotonic())
+        run = await self._runner.run(start, (case.input or "").encode("utf-8", "surrogatepass"))
+        return run.output if run.ended_well else None
+
+    async def _raise_unless_it_works(self, failed: ProgramRun) -> None:
         if await self._sandbox.was_hurt():
             raise NodeFault(f"while the judge ran: {self._sandbox.node_fault or 'files of the sandbox were lost'}")
-        if _has_failed(judged):
+        if not self._works:
             raise TaskError(
-                f"the task's judge gives no verdict: {failed}; it must exit with 0, or 1 for a wrong answer"
+                f"the task's judge gives no verdict: {failed}; it must exit with 0, or 1 for a wrong answer. If it fails at "
+                "wrong answers alone, give a case an `output` that it can judge, or the task a `reference`"
             )
-        self._works = True
 
     async def _run(self, case: CodeCase, output: bytes) -> ProgramRun:
         await self._write_case(case, output)
-        return await self._runner.run(
-            self._start(limits_of(self._program.seconds, 4 * self._program.seconds + 30.0)), output
-        )
+        limits = limits_of(self._program.seconds, 4 * self._program.seconds + 30.0)
+        judged = await self._runner.run(self._start(limits), output)
+        self._works = self._works or not _has_failed(judged)
+        return judged
 
     async def _write_case(self, case: CodeCase, output: bytes) -> None:
         texts = {"input": case.input or "", "answer": case.output}
@@ -129,14 +165,14 @@ class TaskJudge:
 
 @asynccontextmanager
 async def task_judge(
-    program: JudgeProgram, evaluation: Evaluation, deadline: float, *, calls_check: bool
+    code: CodeTask, program: JudgeProgram, evaluation: Evaluation, deadline: float
 ) -> AsyncIterator[TaskJudge]:
-    """Start a sandbox with the judge in it. `calls_check`: a Python source has a function `check`, and is no program. Raises
-    TaskError if the judge does not compile."""
+    """Start a sandbox with the judge in it. A checker in Python has a function `check`, and is no program. Raises TaskError if
+    the judge does not compile."""
     assert evaluation.another is not None
     source = f"{FOLDER}/Judge.{_ENDINGS.get(program.language or '', program.language or 'txt')}"
     files = {f"{FOLDER}/{name}": content for name, content in program.files.items()} | {source: program.source}
-    if calls_check and program.language == "python":
+    if program is code.checker and program.language == "python":
         files |= {f"{FOLDER}/check.py": program.source, source: _CALL_CHECK}
     async with evaluation.another() as sandbox:
         commands = commands_of(program, source, data_bytes(sandbox))
@@ -144,7 +180,7 @@ async def task_judge(
         async with program_runner(sandbox) as runner:
             if why := await compile_source(runner, program, commands, COMPILE_SECONDS, deadline):
                 raise TaskError(f"the task's judge does not compile: {why}")
-            yield TaskJudge(program, runner, sandbox, commands)
+            yield TaskJudge(code, program, runner, sandbox, commands, deadline)
 
 
 async def _side(runner: ProgramRunner, start: ProgramStart, other: ProgramRunner) -> ProgramRun:
