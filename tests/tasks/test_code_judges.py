@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -72,14 +73,18 @@ async def scored() -> AsyncIterator[Scored]:
     handler = CodeHandler()
     async with SandboxFactory(find_runtime("bubblewrap")) as factory:
         spec = SandboxSpec(None, LIMITS)
-        async with await factory.start(spec) as sandbox, await factory.start(spec) as other:
+        async with AsyncExitStack() as stack:
+            sandbox, other = [await stack.enter_async_context(await factory.start(spec)) for _ in range(2)]
+
+            free = [other]
 
             class Other:
                 async def __aenter__(self) -> Any:
-                    return other
+                    self._started = free.pop() if free else await stack.enter_async_context(await factory.start(spec))
+                    return self._started
 
                 async def __aexit__(self, *_: object) -> None:
-                    pass
+                    free.append(self._started)
 
             async def score(solution: str, of: Task) -> Score:
                 return await handler.evaluate(of, Evaluation({"solution": solution}, [], 60.0, sandbox, Other))
@@ -152,7 +157,9 @@ async def test_garbage_that_crashes_a_checker_is_wrong_if_any_honest_output_has_
 
 
 async def test_a_judge_without_a_verdict_says_what_to_add(scored: Scored) -> None:
-    with pytest.raises(TaskError, match="give a case an `output` that it can judge, or the task a `reference`"):
+    with pytest.raises(
+        TaskError, match="give a checker's case an `output` that it can judge, or the task a `reference`"
+    ):
         await scored("print('x')", checker(UNASKED))
     raises = UNASKED.replace("return", "raise ValueError #")
     with pytest.raises(TaskError, match="gives no verdict"):
@@ -199,3 +206,21 @@ async def test_an_interactor_talks_to_the_solution(scored: Scored, solution: str
 async def test_an_interactor_that_always_fails_is_the_tasks_fault(scored: Scored) -> None:
     with pytest.raises(TaskError, match="the task's judge gives no verdict"):
         await scored("pass", interactor("import os\nos.abort()"))
+
+
+STRICT = """
+import os, sys
+line = sys.stdin.readline()
+if not line.strip().isdecimal():
+    os._exit(3)
+sys.exit(0 if int(line) == int(open(sys.argv[1]).read()) else 1)
+"""
+
+
+async def test_garbage_that_crashes_an_interactor_is_wrong_if_the_reference_gets_a_verdict(scored: Scored) -> None:
+    """The rollout had no reward: the interactor crashed at the empty dialogue too."""
+    of = {"interactor": {"language": "python", "source": STRICT}, "cases": [{"input": "6\n"}]}
+    found = await scored("print('hello')", task(**of, reference="print(6)"))
+    assert (found.reward, "the judge cannot read it: " in found.notes[0]) == (0.0, True)
+    with pytest.raises(TaskError, match="or the task a `reference`"):
+        await scored("print('hello')", task(**of))

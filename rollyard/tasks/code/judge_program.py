@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from rollyard.core.errors import NodeFault, TaskError
 from rollyard.kinds.code_task import CodeCase, CodeTask, JudgeProgram
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Evaluation
+from rollyard.tasks.base import AnotherSandbox, Evaluation
 from rollyard.tasks.code.languages import BUILD, Commands, commands_of
 from rollyard.tasks.code.program_cases import JudgedRun, check_start, compile_source, data_bytes, solution_start
 from rollyard.tasks.code.program_runs import (
@@ -60,13 +60,14 @@ class TaskJudge:
 
     def __init__(
         self, code: CodeTask, program: JudgeProgram, runner: ProgramRunner, sandbox: Sandbox, commands: Commands,
-        deadline: float,
+        another: AnotherSandbox, deadline: float,
     ) -> None:  # fmt: skip
         self._code = code
         self._program = program
         self._runner = runner
         self._sandbox = sandbox
         self._commands = commands
+        self._another = another
         self._deadline = deadline
         self._works = False
         """Whether it has given a verdict on anything."""
@@ -83,6 +84,21 @@ class TaskJudge:
 
     async def interact(self, runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> JudgedRun:
         """Run the solution and the judge, each with the other's output as its input."""
+        run, judged = await self._talk(runner, start, case)
+        if judged.exit_code in WRONG:
+            return JudgedRun(run, f"{_why(judged)}{'' if run.ended_well else f'; {run}'}")
+        if not run.ended_well:
+            return JudgedRun(run, str(run))
+        if _has_failed(judged) and not self._works:
+            await self._run(case, b"")
+            if not self._works and self._code.reference is not None:
+                async with self._another() as sandbox, program_runner(sandbox) as other:
+                    if (reference := await self._reference(other, sandbox)) is not None:
+                        await self._talk(other, reference, case)
+            await self._raise_unless_it_works(judged)
+        return JudgedRun(run, _why(judged))
+
+    async def _talk(self, runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> tuple[ProgramRun, ProgramRun]:
         await self._write_case(case, b"")
         latest = start.limits.latest_seconds
         own = self._start(RunLimits(self._program.seconds, latest, latest))  # it waits as long as the solution computes
@@ -90,14 +106,7 @@ class TaskJudge:
         await self._runner.begin(own, talks=True)
         run, judged = await asyncio.gather(_side(runner, start, self._runner), _side(self._runner, own, runner))
         self._works = self._works or not _has_failed(judged)
-        if judged.exit_code in WRONG:
-            return JudgedRun(run, f"{_why(judged)}{'' if run.ended_well else f'; {run}'}")
-        if not run.ended_well:
-            return JudgedRun(run, str(run))
-        if _has_failed(judged) and not self._works:
-            await self._run(case, b"")
-            await self._raise_unless_it_works(judged)
-        return JudgedRun(run, _why(judged))
+        return run, judged
 
     async def _control_check(self, case: CodeCase, failed: ProgramRun) -> None:
         """Ask about outputs that no agent has made, until the judge gives a verdict. Without any it is believed, unless it does
@@ -115,18 +124,27 @@ class TaskJudge:
 
     async def _reference_output(self, case: CodeCase) -> bytes | None:
         """Return what the reference prints; None without one that runs. It runs beside the judge, without agents' code."""
+        if (start := await self._reference(self._runner, self._sandbox)) is None:
+            return None
+        run = await self._runner.run(start, (case.input or "").encode("utf-8", "surrogatepass"))
+        return run.output if run.ended_well else None
+
+    async def _reference(self, runner: ProgramRunner, sandbox: Sandbox) -> ProgramStart | None:
+        """Return how the reference starts in this sandbox; None without one that compiles."""
         code = self._code
         if code.reference is None:
             return None
-        await write_files(
-            self._sandbox, {**code.files, code.solution: code.reference, f"{_REFERENCE_BUILD}/.reference": ""}
-        )
-        commands = commands_of(code, code.solution, data_bytes(self._sandbox, code.case_memory), _REFERENCE_BUILD)
-        if await compile_source(self._runner, code, commands, code.compile_seconds, self._deadline) is not None:
+        files = {
+            **code.files,
+            code.solution: code.reference,
+            f"{_REFERENCE_BUILD}/.reference": "",
+            f"{BUILD}/.judge": "",
+        }
+        await write_files(sandbox, files)
+        commands = commands_of(code, code.solution, data_bytes(sandbox, code.case_memory), _REFERENCE_BUILD)
+        if await compile_source(runner, code, commands, code.compile_seconds, self._deadline) is not None:
             return None
-        start = solution_start(code, commands, self._deadline - time.monotonic())
-        run = await self._runner.run(start, (case.input or "").encode("utf-8", "surrogatepass"))
-        return run.output if run.ended_well else None
+        return solution_start(code, commands, self._deadline - time.monotonic())
 
     async def _raise_unless_it_works(self, failed: ProgramRun) -> None:
         if await self._sandbox.was_hurt():
@@ -134,7 +152,7 @@ class TaskJudge:
         if not self._works:
             raise TaskError(
                 f"the task's judge gives no verdict: {failed}; it must exit with 0, or 1 for a wrong answer. If it fails at "
-                "wrong answers alone, give a case an `output` that it can judge, or the task a `reference`"
+                "wrong answers alone, give a checker's case an `output` that it can judge, or the task a `reference`"
             )
 
     async def _run(self, case: CodeCase, output: bytes) -> ProgramRun:
@@ -180,7 +198,7 @@ async def task_judge(
         async with program_runner(sandbox) as runner:
             if why := await compile_source(runner, program, commands, COMPILE_SECONDS, deadline):
                 raise TaskError(f"the task's judge does not compile: {why}")
-            yield TaskJudge(code, program, runner, sandbox, commands, deadline)
+            yield TaskJudge(code, program, runner, sandbox, commands, evaluation.another, deadline)
 
 
 async def _side(runner: ProgramRunner, start: ProgramStart, other: ProgramRunner) -> ProgramRun:
