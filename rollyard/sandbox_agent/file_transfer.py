@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO, NoReturn
 
 _CHUNK = 1 << 16
+_LATEST = 1 << 33
+"""Seconds from 1970 to the year 2242. A file may have a time that no program can set, and Python cannot write."""
 
 
 class _ExactFile:
@@ -70,6 +72,7 @@ def _walk(path: str) -> Iterator[str]:
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
     entry = archive.gettarinfo(path, name)
     entry.uname = entry.gname = ""
+    entry.mtime = min(max(entry.mtime, -_LATEST), _LATEST)
     if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
         _say(f"{path} is left out: it is not a file, folder or link")
         return
@@ -102,7 +105,7 @@ def copy_in(path: str) -> None:
                         entry.linkname = "/".join([name, *entry.linkname.split("/")[1:]])
                 written = os.path.join(into, entry.name)
                 _extract(archive, entry, into)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, ValueError, OverflowError, tarfile.TarError) as error:
         _refuse(f"{written} cannot be written in the sandbox: {error}")
     while sys.stdin.buffer.read(_CHUNK):
         pass  # so that the sender can finish

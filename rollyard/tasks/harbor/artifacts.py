@@ -35,16 +35,24 @@ class _Unusable(Exception):
 async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
     """Run commands that save what the agent leaves. As in Harbor, one that fails has no effect."""
     for hook in hooks:
-        await shell(sandbox, hook.command, hook.timeout_sec)
+        try:
+            await shell(sandbox, hook.command, hook.timeout_sec)
+        except TaskError:  # the agent may have removed the shell
+            if await sandbox.was_hurt():
+                raise
 
 
 async def take_artifacts(sandbox: Sandbox, wanted: Sequence[HarborArtifact]) -> Artifact:
     """Return the folder for artifacts, and the others that are there, each as a compressed archive under its path."""
     found: dict[str, str | bytes] = {}
+    left = min(MOST_BYTES, sandbox.spec.limits.disk_bytes)
     for one in _with_folder(wanted):
         try:
             archive = await _copied_out(sandbox, one.source)
+            if archive is not None and len(archive) > left:
+                raise _Unusable(f"has {len(archive)} bytes, and the others leave room for {left} of all artifacts")
             if archive is not None:
+                left -= len(archive)
                 found[one.source] = await asyncio.to_thread(_packed, archive, one.exclude)
         except _Unusable as error:
             return {REFUSED: f"the artifact {one.source} {error}"}
@@ -53,23 +61,29 @@ async def take_artifacts(sandbox: Sandbox, wanted: Sequence[HarborArtifact]) -> 
     return found
 
 
-async def put_artifacts(sandbox: Sandbox, artifact: Artifact, wanted: Sequence[HarborArtifact]) -> None:
-    """Put artifacts at their paths into another sandbox. Raises TaskError."""
+async def put_artifacts(sandbox: Sandbox, artifact: Artifact, wanted: Sequence[HarborArtifact]) -> list[str]:
+    """Put artifacts at their paths into another sandbox. Return a note about each that cannot be there. Raises TaskError if an
+    empty one cannot either."""
+    notes = []
     for one in _with_folder(wanted):
         packed = artifact.get(one.source)
         if not isinstance(packed, bytes):
             continue
         path = one.source.rstrip("/")
-        words = f"rm -rf {shlex.quote(path)} && mkdir -p {shlex.quote(posixpath.dirname(path))}"
-        if await shell(sandbox, words, SHORT_SECONDS) != 0:
+        emptied = f"rm -rf {shlex.quote(path)} && mkdir -p {shlex.quote(posixpath.dirname(path))}"
+        if await shell(sandbox, emptied, SHORT_SECONDS) != 0:
             raise TaskError(f"the verifier's image has no room for the artifact {path}")
         data = await asyncio.to_thread(zstandard.ZstdDecompressor().decompress, packed, 2 * MOST_BYTES)
         async with await _program(sandbox, "in", path) as program:
             said, code = await program.run_to_end(data, SECONDS)
-        if code != 0:
-            raise TaskError(
-                f"the artifact {path} cannot be written in the verifier's sandbox: {said.decode(errors='replace')}"
-            )
+        if code == 0:
+            continue
+        why = f"the artifact {path} cannot be written in the verifier's sandbox: {said.decode(errors='replace')[-300:]}"
+        tried = f"{emptied} && : > {shlex.quote(path)} && {emptied}"
+        if await sandbox.was_hurt() or await shell(sandbox, tried, SHORT_SECONDS) != 0:
+            raise TaskError(why)
+        notes.append(f"{why.strip()}; it is left out")
+    return notes
 
 
 def _with_folder(wanted: Sequence[HarborArtifact]) -> Iterator[HarborArtifact]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from rollyard.core.errors import StageTimeout, TaskError
@@ -147,10 +148,11 @@ class HarborHandler:
 
 async def _verified(harbor: HarborTask, sandbox: Sandbox, artifact: Artifact, seconds: float) -> Verified:
     """Run the verifier in a sandbox of EVAL. Raises StageTimeout if EVAL has less time than the task gives to it."""
+    notes: list[str] = []
     if harbor.is_separate:
         if not harbor.is_bundled:
             await put_folder(sandbox, harbor, LOOSE, sandbox.workdir)
-        await put_artifacts(sandbox, artifact, harbor.config.artifacts)
+        notes = await put_artifacts(sandbox, artifact, harbor.config.artifacts)
     else:
         await run_hooks(sandbox, harbor.config.verifier.collect)
     wanted = harbor.config.verifier.timeout_sec
@@ -160,7 +162,7 @@ async def _verified(harbor: HarborTask, sandbox: Sandbox, artifact: Artifact, se
             f"the verifier may take {wanted:g} s, and EVAL has {seconds:g} s for it: raise the pool's "
             "`stages.eval.timeoutSeconds`"
         )
-    return found
+    return replace(found, notes=tuple(notes))
 
 
 async def _gives_a_reward(harbor: HarborTask, evaluation: Evaluation, seconds: float) -> bool:
@@ -215,7 +217,7 @@ def _score(harbor: HarborTask, rewards: Rewards | None, found: Verified) -> Scor
     rewards = rewards or {}
     reward = reward_of(rewards, harbor.reward_key)
     said = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
-    notes = [f"the verifier gives {said}", *([found.output] if found.output else [])]
+    notes = [f"the verifier gives {said}", *found.notes, *([found.output] if found.output else [])]
     if reward <= 0 or not found.contradicted:
         return Score(reward, notes=notes, parts=rewards)
     notes.append(

@@ -18,6 +18,7 @@ from rollyard.tasks.harbor.verifier_run import (
     AGENT_LOGS,
     TESTS,
     VERIFIER_LOGS,
+    Verified,
     empty_folders,
     put_folder,
     run_verifier,
@@ -55,12 +56,12 @@ class SharedSteps:
         step = self.step
         if step is None:
             return
-        await empty_folders(self._sandbox, AGENT_LOGS)
-        if self._next:
-            await empty_folders(self._sandbox, VERIFIER_LOGS, TESTS)
         folder = f"steps/{step.name}/workdir/"
-        await put_folder(self._sandbox, self._task, folder, self._sandbox.workdir)
         try:
+            await empty_folders(self._sandbox, AGENT_LOGS)
+            if self._next:
+                await empty_folders(self._sandbox, VERIFIER_LOGS, TESTS)
+            await put_folder(self._sandbox, self._task, folder, self._sandbox.workdir)
             if f"{folder}setup.sh" in self._task.files:
                 script = shlex.quote(f"{self._sandbox.workdir.rstrip('/')}/setup.sh")
                 code = await shell(self._sandbox, f"bash {script}", SETUP_SECONDS)
@@ -68,6 +69,8 @@ class SharedSteps:
                     raise TaskError(f"setup.sh ended with {'no' if code is None else code} exit code")
             await wait_until_healthy(self._sandbox, step.healthcheck)
         except TaskError as error:
+            if await self._sandbox.was_hurt():
+                raise
             self._end(None, f"the step cannot begin: {error}")
 
     async def verify(self) -> None:
@@ -75,7 +78,12 @@ class SharedSteps:
         step, verifier = self.step, self._task.config.verifier
         await run_hooks(self._sandbox, [*verifier.collect, *(step.verifier.collect if step is not None else [])])
         seconds = verifier.timeout_sec if step is None else step.verifier.timeout_sec
-        found = await run_verifier(self._sandbox, self._task, seconds, step)
+        try:
+            found = await run_verifier(self._sandbox, self._task, seconds, step)
+        except TaskError as error:  # EVAL finds out whether it runs without the agent's files
+            if await self._sandbox.was_hurt():
+                raise
+            found = Verified(None, f"the verifier cannot run in the sandbox that the agent leaves: {error}")
         if found.rewards is None or (step is not None and is_failed(found.rewards, step.thresholds)) or self.is_last:
             self._end(found.rewards, found.why)
         else:

@@ -47,6 +47,8 @@ class Verified:
     """End of what it printed."""
     contradicted: bool = False
     """Whether reward.json and reward.txt have different rewards."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what the verifier did not get."""
 
 
 async def shell(sandbox: Sandbox, command: str, seconds: float, env: Mapping[str, str] | None = None) -> int | None:
@@ -61,8 +63,12 @@ async def shell(sandbox: Sandbox, command: str, seconds: float, env: Mapping[str
 async def make_folders(sandbox: Sandbox) -> None:
     """Make the folders that each task of Harbor has, also where something else is in their place."""
     folders = f"{AGENT_LOGS} {VERIFIER_LOGS} {ARTIFACTS}"
-    emptied = f"for f in /logs {folders}; do [ -d $f ] && [ ! -L $f ] || rm -rf $f; done"
-    if await shell(sandbox, f"{emptied}; mkdir -p {folders} && chmod 777 {folders}", SHORT_SECONDS) != 0:
+    if (
+        await shell(
+            sandbox, f"{_only_folders(f'/logs {folders}')}; mkdir -p {folders} && chmod 777 {folders}", SHORT_SECONDS
+        )
+        != 0
+    ):
         raise TaskError(f"the folders {folders} cannot be made in the image")
 
 
@@ -80,7 +86,8 @@ async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float, step:
     """Put the tests in place, run them for at most so many seconds, and read the reward. Raises TaskError."""
     if step is not None:
         await empty_folders(sandbox, VERIFIER_LOGS, TESTS)
-    await shell(sandbox, f"rm -rf {REWARD_JSON} {REWARD_TEXT}", SHORT_SECONDS)
+    places = "" if task.is_bundled else f"; {_only_folders(TESTS)}"
+    await shell(sandbox, f"rm -rf {REWARD_JSON} {REWARD_TEXT}{places}", SHORT_SECONDS)
     await make_folders(sandbox)
     if not task.is_bundled:
         await put_folder(sandbox, task, "tests/", TESTS)
@@ -103,6 +110,11 @@ async def empty_folders(sandbox: Sandbox, *folders: str) -> None:
     """Empty folders, and make those that are missing, also where something else is in their place."""
     for folder in folders:
         await shell(sandbox, f"rm -rf {folder}; mkdir -p {folder} && chmod 777 {folder}", SHORT_SECONDS)
+
+
+def _only_folders(paths: str) -> str:
+    """Return a command that removes files and links in the places of folders."""
+    return f"for f in {paths}; do [ -d $f ] && [ ! -L $f ] || rm -rf $f; done"
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes | None:

@@ -176,3 +176,61 @@ async def test_no_shell_that_the_image_lacks_gets_a_reward(site: HarborSite, wor
     folder = one_step(test=GRADE.replace("bash", "sh"))
     assert (await site.of(site.verifier_root).score(folder, work)).reward == 0.0
     assert (await site.of(site.verifier_root).score(folder, f"{work}\n{WRITE}")).reward == 1.0
+
+
+BREAKS = {
+    "a file in the place of the artifacts": "rm -rf /logs/artifacts; touch /logs/artifacts",
+    "a link to nowhere in the place of the logs": "rm -rf /logs/agent; ln -s /nowhere/x /logs/agent",
+    "a link to /proc in the place of the logs": "rm -rf /logs/agent; ln -s /proc /logs/agent",
+    "a file in the place of all logs": "rm -rf /logs; touch /logs",
+    "a link in the place of the tests": "rm -rf /tests; ln -s /proc /tests",
+}
+SHARED_BREAKS = {
+    "no room": "mkdir -p /tests; head -c 100000000 /dev/zero > /work/full; head -c 100000 /dev/zero > /work/more",
+    "a link in the place of a test": "mkdir -p /tests; ln -s /proc /tests/test.sh; ln -s /proc/x /tests/more",
+    "no shell": "rm /bin/bash /bin/sh /bin/busybox",
+}
+TIMES = """import os
+for t in (-2**62, 2**63 - 1, 2**40):
+    open(f'/logs/artifacts/{t}', 'w')
+    os.utime(f'/logs/artifacts/{t}', (0, t))"""
+DEEP = """import os
+os.chdir('/logs/artifacts')
+for n in [250] * 16 + [60]:
+    os.mkdir('d' * n)
+    os.chdir('d' * n)
+open('f', 'w').close()"""
+SEPARATE_BREAKS = {
+    "times out of range": put("/work/t.py", TIMES) + "python3 /work/t.py",
+    "a path that is too long": put("/work/d.py", DEEP) + "python3 /work/d.py",
+    "a file in the place of the artifacts": "rm -rf /logs/artifacts; touch /logs/artifacts",
+    "artifacts without room": "for n in 1 2 3 4 5; do truncate -s 60M /out/$n; done",
+    "no shell": "rm /bin/bash /bin/sh /bin/busybox",
+}
+SEPARATE = one_step(
+    '[verifier]\nenvironment_mode = "separate"\n[[verifier.collect]]\ncommand = "true"\n',
+    f"{TEST}grep -qx 'hello world' /out/answer.txt && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+    'artifacts = ["/out/answer.txt", "/out/1", "/out/2", "/out/3", "/out/4", "/out/5"]\n',
+)
+
+
+@pytest.mark.parametrize("work", short_forms(BREAKS, 1))
+async def test_an_agent_that_breaks_folders_of_ours_gets_its_true_score(site: HarborSite, work: str) -> None:
+    for verifier in ("fresh", "shared"):
+        assert (await site.score(one_step(), work, verifier=verifier)).reward == 0.0
+        assert (await site.score(one_step(), f"{WRITE}\n{work}", verifier=verifier)).reward == 1.0
+
+
+@pytest.mark.parametrize("work", short_forms(SHARED_BREAKS, 1))
+async def test_an_agent_that_breaks_a_shared_verifier_gets_0(site: HarborSite, work: str) -> None:
+    found = await site.score(one_step(), f"mkdir -p /work; {work}", verifier="shared")
+    assert (found.reward, found.metrics["verifier_failed"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("work", short_forms(SEPARATE_BREAKS, 1))
+async def test_an_agent_that_breaks_its_artifacts_gets_a_score(site: HarborSite, work: str) -> None:
+    found = await site.score(SEPARATE, f"mkdir /out; {work}")
+    assert found.reward == 0.0
+    if "/out/$n" not in work:
+        found = await site.score(SEPARATE, f"mkdir /out; echo hello world > /out/answer.txt; {work}")
+        assert found.reward == 1.0, found

@@ -88,18 +88,19 @@ class HarborSite:
             else:
                 assert isinstance(work, str)
                 await sandbox.bash(work, min(60, self.specs(task).run_seconds))
-            with await sandbox.snapshot() as snapshot:
+            saved = self.handler.eval_from_snapshot(task)
+            with await sandbox.snapshot() if saved else contextlib.nullcontext() as snapshot:
                 artifact = await self.handler.collect(task, sandbox)
                 await sandbox.close()
                 return await self.scored(task, artifact, snapshot, seconds)
 
-    async def scored(self, task: Task, artifact: Artifact, snapshot: SandboxSnapshot, seconds: float) -> Score:
+    async def scored(self, task: Task, artifact: Artifact, snapshot: SandboxSnapshot | None, seconds: float) -> Score:
         spec, rules = self.specs(task).eval, self.handler.restore_rules(task)
 
         @contextlib.asynccontextmanager
         async def another(*, files: bool = True) -> AsyncIterator[Sandbox]:
             async with await self._factory.start(spec) as sandbox:
-                if files and self.handler.eval_from_snapshot(task):
+                if files and snapshot is not None:
                     snapshot.file.seek(0)
                     await sandbox.restore(snapshot.file, rules)
                 yield sandbox
