@@ -217,7 +217,8 @@ def rewards(ended: list[Trajectory]) -> list[float | None]:
     return [one.reward for one in ended]
 
 
-@pytest.mark.parametrize(("rounds", "count"), [(1, 10), pytest.param(5, 20, marks=pytest.mark.long)])
+@pytest.mark.long  # one_yard/test_own_harm.py has agents that hurt their own sandbox, and their neighbours
+@pytest.mark.parametrize(("rounds", "count"), [(1, 10), (5, 20)])
 async def test_neighbours_of_hostile_agents_get_their_usual_rewards(
     attacked: tuple[Yard, AsyncClient, Path], rounds: int, count: int
 ) -> None:

@@ -99,7 +99,8 @@ class Probe:
         return [float(seconds) for seconds in json.loads(out)]
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.long  # tests/api/test_hostile_bodies.py has each body
+@pytest.mark.parametrize("rounds", [1, 20])
 async def test_hostile_bodies_again_and_again_keep_nobody_waiting(yard: Yard, rounds: int) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})

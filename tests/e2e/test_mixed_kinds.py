@@ -31,7 +31,8 @@ VICTIMS = ("server", "node agent", "model server", "scripted engine", "sandbox",
 MANY = {"min": 4, "max": 6}
 
 
-@pytest.mark.parametrize("count", [14, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.long  # test_storm.py kills in the suite, and each kind has whole rollouts there
+@pytest.mark.parametrize("count", [14, 500])
 async def test_no_kill_gives_or_takes_a_reward_of_any_kind(
     tmp_path_factory: pytest.TempPathFactory, open_folder: Path, count: int
 ) -> None:

@@ -50,9 +50,8 @@ async def begun_with(yard: Yard, version: str) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-@pytest.mark.parametrize(  # test_vllm.py aborts, and test_weights_follow.py drains; tests/engine does all three
-    "mode", [pytest.param("Drain", marks=pytest.mark.long), "Pause", pytest.param("Abort", marks=pytest.mark.long)]
-)
+@pytest.mark.long  # test_vllm.py pauses and aborts, and test_weights_follow.py drains; tests/engine does all three
+@pytest.mark.parametrize("mode", ["Drain", "Pause", "Abort"])
 async def test_an_update_under_load_loses_nothing(served: Yard, mode: Mode) -> None:
     yard, old = served, f"{mode}1"
     async with begun_with(yard, old) as client:

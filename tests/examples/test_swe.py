@@ -28,6 +28,7 @@ def trained(trainers: ForkedTrainers, out: Path, *options: str) -> list[dict[str
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long  # it takes 70 s of CPU time; test_grpo.py trains by the same loop
 def test_a_step_trains_on_tasks_that_are_checked_before(trainers: ForkedTrainers, tmp_path: Path) -> None:
     shape = ("--steps", "1", "--groups", "1", "--n", "4", "--held-out", "1")
     of_set = ("--repositories", "1", "--held-out-repositories", "1", "--modules", "2")

@@ -157,6 +157,7 @@ async def test_a_failed_test_is_named_and_may_have_partial_credit(scored: Scored
     assert "AssertionError: 5 != -1" in found.notes[-1]
 
 
+@pytest.mark.long  # it makes an image with pytest
 async def test_pytest_is_the_images(scored: Scored, request: pytest.FixtureRequest) -> None:
     of, image = task("pytest", PYTEST), str(request.getfixturevalue("image_with_pytest"))
     assert (await scored(RIGHT, of, image)).notes == ["every test passed (2)"]

@@ -190,7 +190,8 @@ async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long  # the trainers above run in the suite
+@pytest.mark.parametrize("steps", [1, 2])
 async def test_the_example_takes_steps_with_a_reward_each(trainers: ForkedTrainers, tmp_path: Path, steps: int) -> None:
     words = ("--steps", steps, "--tasks", "1", "--out", tmp_path)
     text = await asyncio.to_thread(trainers.run, "examples.trl.train", *words, home=tmp_path)

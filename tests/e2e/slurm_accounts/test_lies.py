@@ -10,6 +10,7 @@ from tests.support.slurm_field import Field
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(121)]
 
 
+@pytest.mark.long  # slurm_faults/test_lies.py has it without accounting
 async def test_accounting_speaks_for_a_job_too_and_is_not_needed(field: Field) -> None:
     before = {j.id for j in await field.yard.jobs(live=False)}
     await lie(field, "header", LIES, "; heartbeats and accounting say they run")

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
 SANDBOX = cast(Any, None)
 OWN = Path(__file__).with_name("own_rewards.py")
 ATTACKED = ("countdown", "puzzle24", "simple_integration", "polynomial_multiplication", "string_insertion", "n_queens")
-SHORT = ("countdown", "string_insertion")
+SHORT = ("string_insertion",)
 
 
 def task(dataset: str, **fields: Any) -> Task:
