@@ -1,4 +1,4 @@
-"""What the judge of a case costs beside the bare start of the same program, which is in C and prints a number.
+"""Cost of the judge of a case, beside the bare start of the same program, which is in C and prints a number.
 
     python -m bench.judge [--cases 400] [--times 5]
 
