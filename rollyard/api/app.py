@@ -35,6 +35,7 @@ from rollyard.api import (
     submit_body,
     tokens,
     top,
+    usage,
     weights,
     weights_transfer,
 )
@@ -44,7 +45,7 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
-    rollouts, batches, datasets, snapshots, forks, images, sessions, tokens, node, attach, engine, metrics,
+    rollouts, batches, datasets, usage, snapshots, forks, images, sessions, tokens, node, attach, engine, metrics,
 )  # fmt: skip
 WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
 """Modules that keep something in the application."""

@@ -12,6 +12,7 @@ from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.attachment import Attachment, attach
 from rollyard.client.batch_client import BatchClient
 from rollyard.client.rollout_client import RolloutClient
+from rollyard.client.usage_client import UsageClient
 from rollyard.client.weights_client import WeightsClient
 from rollyard.client.weights_push import WeightsPush
 from rollyard.core.backoff import Backoff
@@ -26,7 +27,7 @@ from rollyard.wire.attach import Start
 log = logging.getLogger(__name__)
 
 
-class AsyncClient(WeightsClient, RolloutClient, BatchClient):
+class AsyncClient(WeightsClient, RolloutClient, BatchClient, UsageClient):
     """The whole API for people and trainers. Use an `AsyncClient` as an async context manager."""
 
     async def server_version(self) -> str:

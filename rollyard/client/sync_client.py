@@ -145,6 +145,8 @@ class Client(Blocking[AsyncClient]):
     session = blocking(AsyncClient.session)
     close_session = blocking(AsyncClient.close_session)
     weights_status = blocking(AsyncClient.weights_status)
+    usage = blocking(AsyncClient.usage)
+    ended_allocations = blocking(AsyncClient.ended_allocations)
 
     def __init__(self, *, kubeconfig: Path | str | None = None) -> None:
         loop = asyncio.new_event_loop()

@@ -15,6 +15,7 @@ Failpoint = Literal[
     "after-submit",
     "after-record",
     "after-cancel",
+    "after-ended-allocation",
     "before-allocation-removal",
     "before-finalizer-removal",
 ]

@@ -214,6 +214,7 @@ def _header(ref: LeaseRef, outcome: Outcome, columns: Columns | None = None) -> 
         endpoint=outcome.endpoint,
         turns=len(outcome.turns),
         tokens=sum(t.response_length for t in outcome.turns),
+        prompt_tokens=sum(t.prompt_length for t in outcome.turns),
         sampled=int(columns.loss_mask.sum()) if columns is not None else sampled_tokens(outcome.segments),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,

@@ -17,6 +17,7 @@ from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import Pool
+from rollyard.kinds.usage import EndedAllocation
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_conditions import (
     DRAINING,
@@ -60,6 +61,7 @@ class AllocationReconciler:
         clock: Clock,
         submitter: Submitter,
         lost: Callable[[str], Awaitable[None]],
+        note_ended: Callable[[EndedAllocation], Awaitable[None]],
     ) -> None:
         self._store = store
         self._driver = driver
@@ -73,6 +75,9 @@ class AllocationReconciler:
         self._lose_allocation = lost
         """Function to call with the uid of an allocation after its job has ended. The function takes back the
         allocation's leases, so that the server refuses results from processes that outlive the job."""
+        self._note_ended = note_ended
+        """Function that stores an ended allocation for later. It is called before the status shows the end, and again if
+        the server is killed between the two."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (number of the last counted listing, count of complete listings in a row without the allocation's
         job)."""
@@ -198,6 +203,8 @@ class AllocationReconciler:
             if end is None:
                 return allocation
             status = evolve(status, ready=False, reason=short_text(end))
+            await self._note_ended(EndedAllocation.of(allocation, status, self._clock.time()))
+            failpoint("after-ended-allocation")
         elif not over:
             ready = self._ready(uid)
             ready_at = status.ready_at or (as_datetime(self._clock.time()) if ready else None)

@@ -7,7 +7,7 @@ The functions below the table map a change to keys, as in controller-runtime: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -23,6 +23,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.usage import EndedAllocation
 from rollyard.reconcilers.allocation import AllocationReconciler
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
@@ -60,11 +61,13 @@ def build_reconcilers(
     endpoints: EndpointRegistry,
     rollouts: RolloutService,
     outside_demand: Callable[[PoolKey], int],
+    note_ended: Callable[[EndedAllocation], Awaitable[None]],
     clock: Clock,
 ) -> Reconcilers:
     """Make the reconcilers of all kinds.
 
     `outside_demand`: returns the number of open and requested sessions of external agents in an InferencePool.
+    `note_ended`: stores an ended allocation, which outlives its object.
     """
     recorder, expectations = EventRecorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
@@ -82,7 +85,7 @@ def build_reconcilers(
         return PoolReconciler(store, allocations, feed, recorder, expectations, clock, observer)
 
     jobs = AllocationReconciler(
-        store, driver, feed, workspace, recorder, node_agents, endpoints, clock, submitter, end_leases
+        store, driver, feed, workspace, recorder, node_agents, endpoints, clock, submitter, end_leases, note_ended
     )
     inference = InferencePoolObserver(endpoints, rollouts, rollout_pools.list, outside_demand, clock)
     manager = Manager(

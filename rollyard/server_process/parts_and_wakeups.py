@@ -149,6 +149,7 @@ class Parts:
             rollouts,
             clock=clock,
             outside_demand=self.sessions.demand,
+            note_ended=store.ended_allocations.add,
         )
         self.manager, self.feed = reconcilers.manager, reconcilers.feed
         _Wakes(self).connect()

@@ -12,8 +12,9 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.values.image_reference import normal_form
-from rollyard.store import missing_image_rows, row_codec
+from rollyard.store import missing_image_rows, row_codec, usage_hours
 from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, StoredSnapshot
+from rollyard.store.usage_hours import UsageHour
 
 Counts = dict[tuple[Stage, Status], int]
 
@@ -114,6 +115,10 @@ class RolloutQueries:
             query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
         mean: float | None = self._db.execute(query, values).fetchone()[0]
         return mean if mean is not None and math.isfinite(mean) else None  # the sum of rewards near 1e308 is infinite
+
+    def usage_since(self, hour: int, namespace: str | None) -> list[UsageHour]:
+        """Return the sums of ended rollouts since this hour (Unix seconds / 3600). None: of all namespaces."""
+        return usage_hours.since(self._db, hour, namespace)
 
     # queues
 

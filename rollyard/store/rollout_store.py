@@ -39,6 +39,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     newest_cursor = reading(RolloutQueries.newest_cursor)
     counts = reading(RolloutQueries.counts)
     reward_mean = reading(RolloutQueries.reward_mean)
+    usage_since = reading(RolloutQueries.usage_since)
     count_queued = reading(RolloutQueries.count_queued)
     count_checks = reading(RolloutQueries.count_checks)
     queue_places = reading(RolloutQueries.queue_places)

@@ -13,6 +13,7 @@ from rollyard.core.clock import Clock, SystemClock
 from rollyard.store import objects, tables
 from rollyard.store.batch_store import BatchStore
 from rollyard.store.database import Database, open_database
+from rollyard.store.ended_allocations import EndedAllocationTable
 from rollyard.store.folder_lock import JobRun
 from rollyard.store.object_store import ObjectStore
 from rollyard.store.pack_store import PackStore
@@ -46,6 +47,7 @@ class Store:
         self.batches = BatchStore(readers, writer)
         self.packs = PackStore(database.blobs, readers, writer, clock)
         self.sessions = SessionTables(writer, readers)
+        self.ended_allocations = EndedAllocationTable(writer, readers)
         self._closed = False
 
     @classmethod

@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 36
+SCHEMA = 37
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -161,6 +161,18 @@ CREATE TABLE session_calls (
 CREATE TABLE snapshots (
     rollout INTEGER NOT NULL, attempt INTEGER NOT NULL, turn INTEGER NOT NULL, blob TEXT, body TEXT NOT NULL,
     PRIMARY KEY (rollout, attempt, turn)
+) WITHOUT ROWID;
+
+-- Allocations whose jobs have ended; the objects are deleted sooner.
+CREATE TABLE ended_allocations (
+    seq INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL, ended_at REAL NOT NULL, body TEXT NOT NULL
+);
+CREATE INDEX ended_allocations_by_time ON ended_allocations (ended_at);
+-- Sums of ended rollouts; see UsageHour. They outlive the rollouts.
+CREATE TABLE usage_hours (
+    hour INTEGER NOT NULL, namespace TEXT NOT NULL, pool TEXT NOT NULL, rollouts INTEGER NOT NULL, scored INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
+    PRIMARY KEY (hour, namespace, pool)
 ) WITHOUT ROWID;
 """
 

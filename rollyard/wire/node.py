@@ -399,6 +399,8 @@ class ResultHeader(WireMessage):
     turns: StoredCount = 0
     tokens: StoredCount = 0
     """Number of sampled tokens in all turns."""
+    prompt_tokens: StoredCount = 0
+    """Number of tokens in the prompts of all turns. The prompt of a turn has the tokens of the earlier turns again."""
     sampled: StoredCount = 0
     """Number of the result's tokens on which a trainer can train: those with a loss mask of 1."""
     tool_calls: StoredCount = 0

@@ -21,7 +21,7 @@ from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
 pytestmark = pytest.mark.slow(100)
 IDLE = {"setup": "exec sleep 100000"}
-DOWN = ("after-cancel", "before-allocation-removal", "before-finalizer-removal")
+DOWN = ("after-cancel", "after-ended-allocation", "before-allocation-removal", "before-finalizer-removal")
 """The failpoints of a deletion, in their order."""
 UP = tuple(point for point in FAILPOINTS if point not in DOWN)
 

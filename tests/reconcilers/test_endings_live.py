@@ -47,6 +47,22 @@ async def test_a_job_that_somebody_kills_is_told_by_its_signal_and_not_by_its_lo
     await site.until(told)  # the status is written first
     (event,) = await site.events("JobEnded")
     assert (event.type, "something else" in event.message) == ("Warning", False)
+    await site.delete("RolloutPool", "swe")
+
+    async def gone() -> bool:
+        return not await site.allocations()
+
+    await site.until(gone)
+    kept = {one.name: one for one in await site.store.ended_allocations.since(0.0)}
+    old = kept[first.metadata.name]
+    assert (old.job_id, old.job_state, old.reason) == (
+        first.status.job_id,
+        "FAILED",
+        "killed by signal 9 (KILL), sender unknown",
+    )
+    assert old.started_at is not None
+    assert first.status.intended_at is not None
+    assert first.status.intended_at.timestamp() - 1 <= old.started_at <= old.ended_at <= old.seen_at <= site.now()
 
 
 async def test_a_job_that_was_cancelled_behind_our_back_is_told_so(site: Site) -> None:

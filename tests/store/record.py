@@ -28,6 +28,7 @@ from rollyard.kinds.rollout import AgentSpec, ForkPoint, RolloutError, RolloutRe
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionRequest
+from rollyard.kinds.usage import EndedAllocation
 from rollyard.store.base import BlobRef, MissingImage, RolloutRecord, StoredSnapshot
 from rollyard.store.batch_records import (
     BatchRecord,
@@ -137,7 +138,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         result=blob if ended else None,
         reward=1.0 if status.scored else None,
         error=RolloutError(**ERROR.model_dump()) if ended and not status.scored else None,
-        summary={"turns": 1, "tokens": 2},
+        summary={"turns": 1, "tokens": 2, "prompt_tokens": 5},
         finished_at=1_700_000_009.0 if ended else None,
         min_weights_version="v2",
         weights=WeightsConstraint(same=True, max_staleness=2),
@@ -251,6 +252,17 @@ MISSING = MissingImage(
 )  # fmt: skip
 
 
+ENDED = EndedAllocation(
+    namespace="default", name="policy-0", uid="u", pool_kind="InferencePool", pool="policy", job_id="7", node="n1", gpus=1,
+    cpus=4, submitted_at=1_700_000_000.0, started_at=1_700_000_001.0, ready_at=1_700_000_002.0, ended_at=1_700_000_009.0,
+    seen_at=1_700_000_010.0, job_state="TIMEOUT", exit_code=15, reason="why", successor_of="policy-1",
+)  # fmt: skip
+
+
+async def ended_as_json(store: Store) -> Any:
+    return [one.model_dump(mode="json") for one in await store.ended_allocations.since(0.0)]
+
+
 def missing_as_json(tx: Transaction) -> Any:
     return json.loads(json.dumps([asdict(one) for one in tx.missing_images()]))
 
@@ -298,7 +310,8 @@ async def write(folder: Path) -> Any:
     snapshots = snapshots_as_json(await store.rollouts.snapshots(records[0]))
     missing = await store.rollouts.transact(missing_as_json)
     await put_sessions(store)
-    sessions = await read_sessions(store)
+    await store.ended_allocations.add(ENDED)
+    ended, sessions = await ended_as_json(store), await read_sessions(store)
     await store.close()
     return {
         "objects": [obj.dump() for obj in kept],
@@ -306,6 +319,7 @@ async def write(folder: Path) -> Any:
         "batches": batches,
         "snapshots": snapshots,
         "missing_images": missing,
+        "ended_allocations": ended,
         "sessions": sessions,
         "outcome": json.loads(OUTCOME.model_dump_json()),
     }

@@ -11,7 +11,7 @@ import pytest
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.store import batch_pruning, pruning, tables
+from rollyard.store import batch_pruning, ended_allocations, pruning, tables
 from rollyard.store.base import RolloutFilter
 from rollyard.store.blobs import PackWriter
 from rollyard.store.rollout_transaction import Transaction
@@ -65,6 +65,8 @@ QUESTIONS: dict[str, Ask] = {
     "queued without batches": lambda db, tx: tx.count_queued(POOL),
     "mean reward": lambda db, tx: tx.reward_mean("n", "p", None),
     "mean reward of a group": lambda db, tx: tx.reward_mean("n", None, "g"),
+    "usage": lambda db, tx: tx.usage_since(1, "n"),
+    "ended allocations": lambda db, tx: ended_allocations.since(db, 0.0, "n", 5),
     "a batch": lambda db, tx: tx.batches.batch(BatchKey("n", "b")),
     "running batches": lambda db, tx: tx.batches.running(),
     "a group": lambda db, tx: tx.batches.group("n", "g"),

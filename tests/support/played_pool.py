@@ -73,6 +73,7 @@ class PlayedPool:
             error=error,
             turns=1,
             tokens=played.tokens,
+            prompt_tokens=3,
             sampled=1,
             timings={"run": played.seconds},
         )

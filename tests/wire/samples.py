@@ -290,6 +290,7 @@ SAMPLES = (
         endpoint="policy-0",
         turns=1,
         tokens=2,
+        prompt_tokens=5,
         sampled=2,
         tool_calls=1,
         timings={"run": 2.0},

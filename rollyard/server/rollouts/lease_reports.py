@@ -52,8 +52,8 @@ def result_report(header: ResultHeader, blob: bytes | None, holder_uid: str, max
     """`blob`: the tokens, which replace those of RUN; None if RUN has stored all that there is, or if there are none."""
     ref, status = header.lease, Status(header.status)
     summary: dict[str, Any] = {
-        **header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls,
-        "parts": header.parts, "metrics": header.metrics, "notes": header.notes,
+        **header.timings, "turns": header.turns, "tokens": header.tokens, "prompt_tokens": header.prompt_tokens,
+        "tool_calls": header.tool_calls, "parts": header.parts, "metrics": header.metrics, "notes": header.notes,
     }  # fmt: skip
 
     def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:

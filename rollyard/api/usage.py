@@ -1,0 +1,50 @@
+"""Routes of what pools have used, and of allocations whose jobs have ended. They read all namespaces unless one is given."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from rollyard.api.query_parameters import accepts, integer, seconds
+from rollyard.api.services import SERVICES
+from rollyard.core.errors import BadRequest
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.usage import USAGE_BY, AllocationHistory
+from rollyard.server.usage import job_times, usage
+from rollyard.store.usage_hours import HOUR
+
+DEFAULT_SECONDS = 7 * 24 * HOUR
+DEFAULT_ALLOCATIONS, MAX_ALLOCATIONS = 1000, 100_000
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.get("/v1/usage", _usage), web.get("/v1/allocations/history", _history)]
+
+
+@accepts("namespace", "since", "by")
+async def _usage(request: web.Request) -> web.Response:
+    """Read GPU-hours, CPU-hours, tokens and rollouts since a time (Unix seconds; default: a week ago)."""
+    services, namespace, by = request.app[SERVICES], request.query.get("namespace"), request.query.get("by", "pool")
+    if by not in USAGE_BY:
+        raise BadRequest(f"by must be one of {', '.join(USAGE_BY)}, not {by[:40]!r}")
+    now = services.clock.time()
+    hour = int(seconds(request, "since", max(0.0, now - DEFAULT_SECONDS)) // HOUR)
+    objects, _ = await services.store.objects.list_objects(Allocation.__name__, namespace)
+    live = [one for one in objects if isinstance(one, Allocation)]
+    # Only now, so that no job that ends in between is missed.
+    ended = await services.store.ended_allocations.since(hour * HOUR, namespace)
+    hours = await services.store.rollouts.usage_since(hour, namespace)
+    found = await asyncio.to_thread(lambda: usage(job_times(ended, live, now), hours, by, hour * HOUR, now))
+    return web.json_response(found.model_dump(mode="json"))
+
+
+@accepts("namespace", "since", "limit")
+async def _history(request: web.Request) -> web.Response:
+    """List the allocations whose jobs ended at a time (Unix seconds; default: a week ago) or later, newest first."""
+    services = request.app[SERVICES]
+    since = seconds(request, "since", max(0.0, services.clock.time() - DEFAULT_SECONDS))
+    limit = min(integer(request, "limit", DEFAULT_ALLOCATIONS, least=1), MAX_ALLOCATIONS)
+    found = await services.store.ended_allocations.since(since, request.query.get("namespace"), limit)
+    text = await asyncio.to_thread(AllocationHistory(allocations=found).model_dump_json)
+    return web.Response(text=text, content_type="application/json")
