@@ -8,12 +8,12 @@ import socket
 import ssl
 from contextlib import AsyncExitStack
 from functools import partial
-from weakref import WeakSet
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from rollyard.core.malformed_requests import OmitMalformedRequests
 from rollyard.core.tls_server import stop_tls_server
+from rollyard.core.untrusted_connections import ConnectionLimiter, TrustedConnections
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
@@ -28,27 +28,15 @@ MAX_UNTRUSTED = 512
 counted only after its TLS handshake."""
 BACKLOG = 1024
 
-
-class _OmitClientErrors(logging.Filter):
-    """Drops log records about malformed HTTP: any caller could fill the disk with such records. The caller gets a 400."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
 _log = logging.getLogger(__name__)
-_log.addFilter(_OmitClientErrors())
+_log.addFilter(OmitMalformedRequests())
 
 
-class _TrustedConnections(WeakSet[asyncio.BaseTransport]):
-    """Connections that have sent a valid token."""
-
-
-_TRUSTED_CONNECTIONS = web.AppKey("trusted_connections", _TrustedConnections)
+_TRUSTED_CONNECTIONS = web.AppKey("trusted_connections", TrustedConnections)
 
 
 def set_up(app: web.Application) -> None:
-    app[_TRUSTED_CONNECTIONS] = _TrustedConnections()
+    app[_TRUSTED_CONNECTIONS] = TrustedConnections()
 
 
 def mark_trusted(request: web.Request) -> None:
@@ -86,7 +74,7 @@ async def listen(
     assert runner.server is not None
     create = partial(
         asyncio.get_running_loop().create_server,
-        _ConnectionLimiter(runner.server, app[_TRUSTED_CONNECTIONS]),
+        ConnectionLimiter(runner.server, app[_TRUSTED_CONNECTIONS], MAX_UNTRUSTED),
         host,
         ssl=tls,
         backlog=BACKLOG,
@@ -102,18 +90,3 @@ async def listen(
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(READER_SECONDS * 1000))
     stack.callback(server.close)
     return int(server.sockets[0].getsockname()[1])
-
-
-class _ConnectionLimiter:
-    """Makes a handler for each new connection. If too many connections are untrusted, closes the oldest of them."""
-
-    def __init__(self, server: web.Server, trusted: _TrustedConnections) -> None:
-        self._server, self._trusted = server, trusted
-
-    def __call__(self) -> web.RequestHandler:
-        there = self._server.connections
-        if len(there) >= MAX_UNTRUSTED:
-            untrusted = [handler for handler in there if handler.transport not in self._trusted]
-            if len(untrusted) >= MAX_UNTRUSTED:
-                untrusted[0].force_close()
-        return self._server()

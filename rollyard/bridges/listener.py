@@ -16,8 +16,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rollyard.bridges.peer_user import PeerUsers
 from rollyard.core.errors import ApiError, BadRequest, TooLarge
+from rollyard.host.peer_user import PeerUsers
 
 log = logging.getLogger(__name__)
 _USERS = web.AppKey("users", PeerUsers)

@@ -43,6 +43,7 @@ COMMANDS = {
     "token": ("token", "Renew the tokens with which jobs and people reach the server."),
     "top": ("top", "Show live metrics of pools."),
     "try": ("rollouts", "Run one task (a JSON file, or JSON) and print its turns."),
+    "ui": ("ui", "Open the server's page in a browser."),
     "version": ("processes", "Print the version."),
     "wait": ("objects", "Wait until a condition holds, or an object is gone."),
     "weights": ("weights", "Show or change the weights that an InferencePool serves."),

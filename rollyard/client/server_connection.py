@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 import aiohttp
+from yarl import URL
 
 from rollyard.client.kubeconfig import Context
 from rollyard.client.renewed_token import RenewedToken
@@ -139,14 +140,24 @@ class ServerConnection:
         Raises ApiError for an error status. When the stream breaks, this call or a read raises ClientError or
         TimeoutError.
         """
+        target = str(URL(path).with_query(query))
+        async with self.any_answer("GET", target, {"Accept": accept}, silence) as answer:
+            await self._check(answer)
+            yield answer
+
+    @asynccontextmanager
+    async def any_answer(
+        self, method: str, target: str, headers: Mapping[str, str], silence: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Return an answer of any status as a stream, which breaks as that of `stream` does. `target`: path and query, as
+        they are sent."""
         at = await self._url()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
-            headers = {"Accept": accept}
-            answer = await self._session.get(at + path, params=query, timeout=timeout, headers=headers)
+            url = URL(at + target, encoded=True)
+            answer = await self._session.request(method, url, timeout=timeout, headers=headers, allow_redirects=False)
         # No `asyncio.timeout` here, because it would also cancel what the caller does between two reads.
         async with answer, running(self._cut_when_moved(at, answer.close)):
-            await self._check(answer)
             yield answer
 
     @asynccontextmanager

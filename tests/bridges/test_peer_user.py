@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from rollyard.bridges.listener import LoopbackAddress, answer, json_object, serve
-from rollyard.bridges.peer_user import PeerUsers
 from rollyard.core.aio import running
 from rollyard.core.errors import BadRequest
+from rollyard.host.peer_user import PeerUsers
 from tests.support.until import until
 
 CONNECT = 'exec 3<>"/dev/tcp/$0/$1"; read -r -u 3 || true'

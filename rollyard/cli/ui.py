@@ -1,0 +1,54 @@
+"""`rollyard ui`: the server's page in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import webbrowser
+from pathlib import Path
+
+import click
+
+from rollyard.client.kubeconfig import load_context
+from rollyard.page_proxy.browser_sessions import CODE_SECONDS
+
+
+@click.command()
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="the server's admin.kubeconfig")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="port of this machine's loopback  [default: any free port]"
+)
+@click.option("--no-browser", is_flag=True, help="only print the address")
+def ui(kubeconfig: Path | None, port: int, no_browser: bool) -> None:
+    """Open the server's page in a browser.
+
+    The command runs until Ctrl-C. It passes the page and what the page reads on to this machine's loopback, for this user
+    only. It changes nothing on the server.
+    """
+    from rollyard.page_proxy.main import serve_until_ended
+
+    context = load_context(kubeconfig)
+    shown = False
+
+    def announce(address: str) -> None:
+        nonlocal shown
+        click.echo(address)
+        click.echo(f"  signs one browser in, once, within {CODE_SECONDS / 60:.0f} minutes", err=True)
+        if not shown:
+            shown = True
+            _explain(address, opened=not no_browser and _has_browser() and webbrowser.open(address))
+
+    asyncio.run(serve_until_ended(context, port, announce))
+
+
+def _has_browser() -> bool:
+    """Return whether a browser can show a window. A browser for terminals would take this one."""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def _explain(address: str, *, opened: bool) -> None:
+    port = address.partition("127.0.0.1:")[2].partition("/")[0]
+    if not opened and "SSH_CONNECTION" in os.environ:
+        tunnel = f"ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}"
+        click.echo(f"  on your own machine: `{tunnel}`, then open the address there", err=True)
+    click.echo("  Ctrl-C ends it", err=True)
