@@ -44,7 +44,7 @@ async def play(taskset: str, index: int, texts: Sequence[str]) -> float | None:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    role = "player" if taskset == "vf_guesses" else "agent"
+    role = "player" if taskset == "vf-guesses" else "agent"
     agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
     env: Any = load_environment(resolve_env_config({"taskset": {"id": taskset}, role: agent}))
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
@@ -58,7 +58,12 @@ async def play(taskset: str, index: int, texts: Sequence[str]) -> float | None:
 async def main() -> None:
     asked = [(taskset, index, tuple(texts)) for taskset, index, texts in json.load(sys.stdin)]
     different = list(dict.fromkeys(asked))
-    rewards = dict(zip(different, await asyncio.gather(*(play(*one) for one in different)), strict=True))
+    # Each play ends by itself: verifiers does not end one that is cancelled
+    played = await asyncio.gather(*(play(*one) for one in different), return_exceptions=True)
+    for error in played:
+        if isinstance(error, BaseException):
+            raise error
+    rewards = dict(zip(different, played, strict=True))
     print("REWARDS", json.dumps([rewards[one] for one in asked]))
 
 

@@ -22,6 +22,7 @@ ADAPTERS = {name: PROGRAM.with_name(f"{name}_adapter.py") for name in driver.ADA
 START_SECONDS = 240.0
 """Limit for the start of an environment. The import of a framework takes seconds, and longer on a busy machine. INIT's
 budget may be shorter."""
+RESET, STEP = "its start and `reset`", "a step (the task's `step_seconds` limits it)"
 MAX_LINE_BYTES = 16 << 20
 """Greatest length of an answer. A character of an observation has six bytes in JSON at most, or twelve for an emoji."""
 
@@ -39,7 +40,7 @@ class DriverEnvironment(Environment):
         task = self._task
         arguments = task.arguments if task.index is None else {**task.arguments, "index": task.index}
         spec = {"framework": task.framework, "env": task.env, "arguments": arguments, "seed": task.seed}
-        first = await self._ask(spec, START_SECONDS)
+        first = await self._ask(spec, START_SECONDS, RESET)
         opening = first["messages"] or [{"role": "user", "content": first["text"]}]
         if task.system is not None:  # it takes the place of the environment's own
             opening = [message for message in opening if message["role"] != "system"]
@@ -48,15 +49,15 @@ class DriverEnvironment(Environment):
     async def reply(self, turn: Turn) -> Reply:
         """Step with the turn's text. Raises HandlerFailed if the environment raises an exception, and NodeFault if its
         process ends or does not answer."""
-        reply = Reply(**await self._ask({"action": turn.text}, self._task.step_seconds))
+        reply = Reply(**await self._ask({"action": turn.text}, self._task.step_seconds, STEP))
         return reply if self._task.observation_role == "user" else replace(reply, role="tool")
 
     @abstractmethod
     async def why_ended(self) -> RollyardError:
         """Return an error that describes how the process ended."""
 
-    async def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        async with answer_within(seconds, self._task.env):
+    async def _ask(self, question: Mapping[str, Any], seconds: float, asked: str) -> dict[str, Any]:
+        async with answer_within(seconds, self._task.env, asked):
             line = b""
             with contextlib.suppress(ConnectionError):  # the process has ended
                 self._writer.write(json.dumps(question).encode() + b"\n")
@@ -71,10 +72,10 @@ class DriverEnvironment(Environment):
 
 
 @contextlib.asynccontextmanager
-async def answer_within(seconds: float, env: str) -> AsyncIterator[None]:
-    """Limit the wait for an answer of an environment. Raises NodeFault."""
+async def answer_within(seconds: float, env: str, asked: str) -> AsyncIterator[None]:
+    """Limit the wait for an answer of an environment. `asked`: what it does, for people. Raises NodeFault."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise NodeFault(f"the environment {env} did not answer within {seconds:g} s") from None
+        raise NodeFault(f"the environment {env} did not end {asked} within {seconds:g} s") from None

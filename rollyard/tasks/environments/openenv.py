@@ -16,7 +16,7 @@ import aiohttp
 from rollyard.core.errors import HandlerFailed, NodeFault, connection_failure_text
 from rollyard.kinds.env_task import EnvTask
 from rollyard.tasks.base import Environment, Reply
-from rollyard.tasks.environments.driver_environment import answer_within
+from rollyard.tasks.environments.driver_environment import RESET, STEP, answer_within
 from rollyard.trajectory import Turn
 
 START_SECONDS = 60.0
@@ -39,11 +39,11 @@ class OpenEnvironment(Environment):
         environment raises an exception."""
         session = aiohttp.ClientSession()
         try:
-            async with answer_within(START_SECONDS, task.env):
+            async with answer_within(START_SECONDS, task.env, "the connection to its server"):
                 socket = await session.ws_connect(f"{task.env.rstrip('/')}/ws", max_msg_size=MAX_MESSAGE_BYTES)
             made = cls(session, socket, task)
             seed = {} if task.seed is None else {"seed": task.seed}
-            found = await made._ask("reset", {**task.arguments, **seed}, START_SECONDS)
+            found = await made._ask("reset", {**task.arguments, **seed}, START_SECONDS, RESET)
             made.opening = [{"role": "user", "content": made._text(found)}]
         except (aiohttp.ClientError, OSError) as error:
             await session.close()
@@ -55,7 +55,7 @@ class OpenEnvironment(Environment):
 
     async def reply(self, turn: Turn) -> Reply:
         """Step with the turn's text. Raises NodeFault and HandlerFailed, as `start` does."""
-        found = await self._ask("step", {self._task.action_field: turn.text}, self._task.step_seconds)
+        found = await self._ask("step", {self._task.action_field: turn.text}, self._task.step_seconds, STEP)
         return Reply(self._text(found), found.get("reward"), bool(found.get("done")), self._task.observation_role)
 
     async def close(self) -> None:
@@ -63,8 +63,8 @@ class OpenEnvironment(Environment):
             await self._socket.close()
         await self._session.close()
 
-    async def _ask(self, type: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        async with answer_within(seconds, self._task.env):
+    async def _ask(self, type: str, data: Mapping[str, Any], seconds: float, asked: str) -> dict[str, Any]:
+        async with answer_within(seconds, self._task.env, asked):
             with contextlib.suppress(
                 ConnectionError, aiohttp.ClientError
             ):  # the connection has ended, as `receive` tells

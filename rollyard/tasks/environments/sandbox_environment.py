@@ -79,7 +79,7 @@ async def _connection(task: EnvTask, listener: socket.socket, command: asyncio.T
     """Wait until the process connects. Raises TaskError if it ends instead."""
     accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
     try:
-        async with answer_within(START_SECONDS, task.env):
+        async with answer_within(START_SECONDS, task.env, "the start of its process"):
             await asyncio.wait([accepting, command], return_when=asyncio.FIRST_COMPLETED)
         if not accepting.done():
             raise TaskError(_how_it_ended(task, command.result()))

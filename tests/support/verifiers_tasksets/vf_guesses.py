@@ -21,7 +21,7 @@ class GuessTask(vf.Task[GuessData]):
 
 class Guesses(vf.Taskset[GuessTask]):
     def load(self) -> Iterator[GuessTask]:
-        for number in range(4, 30):
+        for number in range(3, 30):
             yield GuessTask(GuessData(prompt="What is 2 + 7?", number=number), self.config.task)
 
 

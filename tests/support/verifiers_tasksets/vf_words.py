@@ -24,7 +24,7 @@ class WordTask(vf.Task[WordData]):
 
 class Words(vf.Taskset[WordTask]):
     def load(self) -> Iterator[WordTask]:
-        for word in ("1", "boxed"):
+        for word in ("8", "boxed"):
             yield WordTask(WordData(prompt=[vf.UserMessage(content="What is 8 + 3?")], word=word), self.config.task)
 
 

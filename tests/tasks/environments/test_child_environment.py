@@ -89,7 +89,7 @@ async def test_the_older_form_and_texts_around_an_observation_are_read() -> None
         ("async", HandlerFailed, r"step\(\) must be an ordinary method, without `async`"),
         ("long", HandlerFailed, "the observation has 2097152 characters; 1048576 are allowed"),
         ("exit", NodeFault, "ended with exit code 3"),
-        ("hang", NodeFault, "did not answer within 0.2 s"),
+        ("hang", NodeFault, r"did not end a step .* within 0.2 s"),
     ],
 )
 async def test_a_fault_is_never_a_reward(how: str, error: type[Exception], message: str) -> None:

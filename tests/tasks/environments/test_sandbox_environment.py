@@ -47,7 +47,7 @@ async def test_it_plays_and_ends_with_its_connection(sandbox: Sandbox) -> None:
     [
         ("raise", HandlerFailed, r"raised LookupError: no such move \(/workspace/games.py:\d+\)"),
         ("exit", NodeFault, "ended with exit code 3 in the sandbox"),
-        ("hang", NodeFault, "did not answer within 0.2 s"),
+        ("hang", NodeFault, r"did not end a step .* within 0.2 s"),
     ],
 )
 async def test_a_fault_is_never_a_reward(sandbox: Sandbox, how: str, error: type[Exception], message: str) -> None:
