@@ -113,10 +113,13 @@ async def test_a_checker_decides_which_outputs_are_right(
 
 
 async def test_a_checker_that_fails_at_any_output_is_the_tasks_fault(scored: Scored) -> None:
-    returned, fails = FACTORS.replace("return", "return return"), "def check(input, output, answer): 1 / 0"
-    for source in (FACTORS.replace("return", "raise ValueError #"), returned, fails):
-        with pytest.raises(TaskError, match=r"the task's judge gives no verdict: it ended with exit code [35]: "):
+    no_verdict = r"the task's judge gives no verdict: it ended with exit code [35]: "
+    for source in (FACTORS.replace("return", "return return"), "def check(input, output, answer): 1 / 0"):
+        with pytest.raises(TaskError, match=no_verdict):
             await scored("n = int(input())\nprint(n // 3, 3)", checker(source))
+    outputs = [{"input": "6\n", "output": "2 3"}]
+    with pytest.raises(TaskError, match=no_verdict):
+        await scored("print(3, 2)", task(cases=outputs, checker={"language": "python", "source": LATE}))
 
 
 async def test_an_output_that_a_checker_cannot_read_is_wrong_without_an_answer_too(scored: Scored) -> None:
@@ -131,6 +134,29 @@ async def test_an_output_that_a_checker_cannot_read_is_wrong_without_an_answer_t
         )
 
 
+UNSPOKEN = [{"input": "15\n"}]
+
+
+@pytest.mark.parametrize(("cases", "garbage"), [(UNSPOKEN, "pass"), (UNSPOKEN, "print('x')"), (CASES, "print('x')")])
+async def test_garbage_gets_0_from_a_checker_of_a_rare_form_that_nobody_can_ask(
+    scored: Scored, cases: Any, garbage: str
+) -> None:
+    """A policy could end its rollout without a reward: neither the answers nor usual outputs were JSON objects."""
+    source = "import json\ndef check(input, output, answer): return json.loads(output)['a'] == int(input)"
+    found = await scored(garbage, task(cases=cases, checker={"language": "python", "source": source}))
+    assert (found.reward, "the judge cannot read it: " in found.notes[0]) == (0.0, True)
+
+
+async def test_a_checker_without_an_answer_to_be_asked_about_that_always_fails_is_the_tasks_fault(
+    scored: Scored,
+) -> None:
+    """Honest work had the reward 0."""
+    for source in ("def check(input, output, answer): return int(answer) == 1", "def check(i): return True"):
+        with pytest.raises(TaskError, match="gives no verdict"):
+            await scored("print(3, 5)", task(cases=UNSPOKEN, checker={"language": "python", "source": source}))
+
+
+LATE = FACTORS.replace("return", "raise ValueError #").replace("assert", "#")
 UNASKED = """
 def check(input, output, answer):
     a, b = map(int, output.split())
@@ -157,10 +183,9 @@ async def test_garbage_that_crashes_a_checker_is_wrong_if_any_honest_output_has_
 
 
 async def test_a_judge_without_a_verdict_says_what_to_add(scored: Scored) -> None:
-    with pytest.raises(
-        TaskError, match="give a checker's case an `output` that it can judge, or the task a `reference`"
-    ):
-        await scored("print('x')", checker(UNASKED))
+    add = "give a checker's case an `output` that it can judge, or the task a `reference`"
+    with pytest.raises(TaskError, match=add):
+        await scored("print('x')", checker("def check(input, output, answer): 1 / 0"))
     raises = UNASKED.replace("return", "raise ValueError #")
     with pytest.raises(TaskError, match="gives no verdict"):
         await scored("print('x')", task(checker={"language": "python", "source": raises}, reference="print(3, 5)"))
@@ -220,7 +245,17 @@ sys.exit(0 if int(line) == int(open(sys.argv[1]).read()) else 1)
 async def test_garbage_that_crashes_an_interactor_is_wrong_if_the_reference_gets_a_verdict(scored: Scored) -> None:
     """The rollout had no reward: the interactor crashed at the empty dialogue too."""
     of = {"interactor": {"language": "python", "source": STRICT}, "cases": [{"input": "6\n"}]}
-    found = await scored("print('hello')", task(**of, reference="print(6)"))
-    assert (found.reward, "the judge cannot read it: " in found.notes[0]) == (0.0, True)
-    with pytest.raises(TaskError, match="or the task a `reference`"):
-        await scored("print('hello')", task(**of))
+    for control in ({"reference": "print(6)"}, {}):
+        found = await scored("print('hello')", task(**of, **control))
+        assert (found.reward, "the judge cannot read it: " in found.notes[0]) == (0.0, True)
+
+
+async def test_an_interactor_that_fails_in_the_middle_is_the_tasks_fault(scored: Scored) -> None:
+    """Honest work had the reward 0: it met the end of its input, and was blamed for the exception."""
+    late = (
+        "import os, sys\nif sys.stdin.readline():\n    print('?', flush=True)\n    sys.stdin.readline()\n    os.abort()"
+    )
+    of = {"interactor": {"language": "python", "source": late}, "cases": [{"input": "6\n"}]}
+    talks = "print(6, flush=True)\ninput()\nprint(6, flush=True)\ninput()"
+    with pytest.raises(TaskError, match="gives no verdict"):
+        await scored(talks, task(**of, reference=talks))

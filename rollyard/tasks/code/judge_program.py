@@ -2,13 +2,15 @@
 
 It runs in a sandbox in which no code of the agent ever runs, so it may know the answers. Exit codes are those of testlib: 0 for
 a right answer, 1, 2, 4 and 8 for a wrong one. Every other end is a failure of the judge. Since an output of the agent may be
-made to crash a judge, the judge then gets control questions: the outputs that the task has, and what the reference prints. If
-it answers one of them, the output is the cause, and wrong.
+made to crash a judge, the judge then gets control questions, which no agent has made. If it answers one, the output is the
+cause, and wrong. If it fails at the reference's output, at every output in the same way, or at the task's own outputs as at the
+agent's but differently at an empty one, the task is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,10 +50,12 @@ except Exception:
     sys.exit(code)
 """
 """Program that calls the function of a checker in Python."""
-_UNUSABLE = 5
-"""Its exit code if there is no such function."""
 _MOST_SAID = 300
 _MOST_CONTROLS = 4
+_TRIVIAL_OUTPUTS = ("", "0\n", "1 1\n", "1 2 3\n", "1\n1\n", "yes\n", "[]\n", "? 1\n! 1\n")
+"""Outputs of usual forms. A judge that reads its output fails at them in several ways, if it does not judge one of them."""
+_CHANGES = re.compile(r"0x[0-9a-f]+|==\d+==")
+"""Parts of an error's text that differ from run to run."""
 _REFERENCE_BUILD = f"{FOLDER}/reference-build"
 
 
@@ -87,16 +91,9 @@ class TaskJudge:
         run, judged = await self._talk(runner, start, case)
         if judged.exit_code in WRONG:
             return JudgedRun(run, f"{_why(judged)}{'' if run.ended_well else f'; {run}'}")
-        if not run.ended_well:
-            return JudgedRun(run, str(run))
         if _has_failed(judged) and not self._works:
-            await self._run(case, b"")
-            if not self._works and self._code.reference is not None:
-                async with self._another() as sandbox, program_runner(sandbox) as other:
-                    if (reference := await self._reference(other, sandbox)) is not None:
-                        await self._talk(other, reference, case)
-            await self._raise_unless_it_works(judged)
-        return JudgedRun(run, _why(judged))
+            await self._control_dialogue(case, judged)
+        return JudgedRun(run, _why(judged) if run.ended_well else str(run))
 
     async def _talk(self, runner: ProgramRunner, start: ProgramStart, case: CodeCase) -> tuple[ProgramRun, ProgramRun]:
         await self._write_case(case, b"")
@@ -109,18 +106,41 @@ class TaskJudge:
         return run, judged
 
     async def _control_check(self, case: CodeCase, failed: ProgramRun) -> None:
-        """Ask about outputs that no agent has made, until the judge gives a verdict. Without any it is believed, unless it does
-        not load. Raises TaskError if it fails at all of them."""
+        """Ask about outputs that no agent has made, until the judge gives a verdict. Raises TaskError if the judge is wrong."""
         others = [other for other in self._code.cases if other is not case]
         controls = [other for other in (case, *others) if other.output][:_MOST_CONTROLS]
+        found = []
         for control in controls:
             if not self._works:
-                await self._run(control, control.output.encode("utf-8", "surrogatepass"))
+                found.append(await self._run(control, control.output.encode("utf-8", "surrogatepass")))
         printed = None if self._works else await self._reference_output(case)
-        if printed is not None:
-            await self._run(case, printed)
-        if controls or printed is not None or failed.exit_code == _UNUSABLE:
-            await self._raise_unless_it_works(failed)
+        if printed is not None and _has_failed(await self._run(case, printed)):
+            await self._refuse(failed)
+        if not self._works and all(_failure(one) == _failure(failed) for one in found):
+            await self._trivial_check(case, failed, own=bool(found))
+
+    async def _control_dialogue(self, case: CodeCase, failed: ProgramRun) -> None:
+        """Let the judge talk to the reference, or to nobody. Raises TaskError if the judge is wrong."""
+        if self._code.reference is not None:
+            async with self._another() as sandbox, program_runner(sandbox) as other:
+                if (reference := await self._reference(other, sandbox)) is not None:
+                    run, judged = await self._talk(other, reference, case)
+                    if _has_failed(judged) and run.limit is None:
+                        await self._refuse(failed)
+        await self._trivial_check(case, failed)
+
+    async def _trivial_check(self, case: CodeCase, failed: ProgramRun, *, own: bool = False) -> None:
+        """Raise TaskError if the judge fails at every trivial output as it did at the agent's, so not because of the output.
+        `own`: it failed so at the task's own outputs too. Then it is wrong also if it fails differently at an empty output."""
+        for text in (*_TRIVIAL_OUTPUTS, case.input or ""):
+            if time.monotonic() >= self._deadline:
+                return
+            judged = await self._run(case, text.encode("utf-8", "surrogatepass"))
+            if _failure(judged) != _failure(failed):
+                if own and not text:
+                    break
+                return
+        await self._refuse(failed)
 
     async def _reference_output(self, case: CodeCase) -> bytes | None:
         """Return what the reference prints; None without one that runs. It runs beside the judge, without agents' code."""
@@ -146,14 +166,13 @@ class TaskJudge:
             return None
         return solution_start(code, commands, self._deadline - time.monotonic())
 
-    async def _raise_unless_it_works(self, failed: ProgramRun) -> None:
+    async def _refuse(self, failed: ProgramRun) -> None:
         if await self._sandbox.was_hurt():
             raise NodeFault(f"while the judge ran: {self._sandbox.node_fault or 'files of the sandbox were lost'}")
-        if not self._works:
-            raise TaskError(
-                f"the task's judge gives no verdict: {failed}; it must exit with 0, or 1 for a wrong answer. If it fails at "
-                "wrong answers alone, give a checker's case an `output` that it can judge, or the task a `reference`"
-            )
+        raise TaskError(
+            f"the task's judge gives no verdict: {failed}; it must exit with 0, or 1 for a wrong answer. If it fails at "
+            "wrong answers alone, give a checker's case an `output` that it can judge, or the task a `reference`"
+        )
 
     async def _run(self, case: CodeCase, output: bytes) -> ProgramRun:
         await self._write_case(case, output)
@@ -211,6 +230,10 @@ async def _side(runner: ProgramRunner, start: ProgramStart, other: ProgramRunner
 
 def _has_failed(judged: ProgramRun) -> bool:
     return judged.limit is not None or judged.exit_code not in (*RIGHT, *WRONG)
+
+
+def _failure(judged: ProgramRun) -> tuple[object, ...]:
+    return judged.exit_code, judged.limit, _CHANGES.sub("", judged.errors)
 
 
 def _why(judged: ProgramRun) -> str | None:
