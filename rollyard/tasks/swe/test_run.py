@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rollyard.core.errors import TaskError
 from rollyard.sandbox.program import STDERR, STDOUT, Program, ProgramSpec
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.swe.log_parsers.log_lines import lines
+from rollyard.tasks.swe.log_parsers.status import lines
 from rollyard.tasks.swe.output_marks import START, between, numbered, waiting_at_start
 
 MAX_LOG_BYTES = 16 << 20

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _START = re.compile(r"running \d+ tests?$")
 _MODE = re.compile(r" - (?:should panic|compile fail|compile)$")

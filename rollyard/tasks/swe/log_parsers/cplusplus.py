@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _CTEST = re.compile(r" *\d+/\d+ +Test +#\d+: +(\S.*)")
 _CTEST_VERDICT = re.compile(r"(?:\*\*\*|   )(Passed|Failed|Skipped|Timeout|Not Run \(Disabled\)|Not Run|Exception)")

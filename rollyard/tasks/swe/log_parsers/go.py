@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _WORDS = {"PASS": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "SKIP": LogStatus.SKIPPED}
 _START = re.compile(r"=== RUN   (\S+)$")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _WORDS = {"PASSED": LogStatus.PASSED, "FAILED": LogStatus.FAILED, "SKIPPED": LogStatus.SKIPPED}
 _TIME = re.compile(r" \([\d.]+s\)$")

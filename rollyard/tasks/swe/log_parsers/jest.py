@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 
 from rollyard.tasks.swe.log_parsers.json_documents import documents, objects, text, texts
-from rollyard.tasks.swe.log_parsers.log_lines import MAX_LINE, lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import MAX_LINE, LogStatus, Results, lines
 
 _SYMBOLS = {"✓": LogStatus.PASSED, "✕": LogStatus.FAILED, "○": LogStatus.SKIPPED, "✎": LogStatus.SKIPPED}
 _FILE = re.compile(r"(PASS|FAIL) +(\S.*)")

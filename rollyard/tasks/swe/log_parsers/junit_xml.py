@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable
 from xml.parsers import expat
 
-from rollyard.tasks.swe.log_parsers.log_lines import MAX_LINE
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import MAX_LINE, LogStatus, Results
 
 _BEGIN = re.compile(rb"<\?xml|<testsuites?[\s>]|<doctest[\s>]")
 _VERDICTS = {"failure": LogStatus.FAILED, "error": LogStatus.ERROR, "skipped": LogStatus.SKIPPED}

@@ -4,8 +4,7 @@ As in SWE-bench, the mocha reporter's skipped tests have ` (skipped)` in their n
 
 from __future__ import annotations
 
-from rollyard.tasks.swe.log_parsers.log_lines import MAX_LINE, lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import MAX_LINE, LogStatus, Results, lines
 
 _SYMBOLS = {
     "✔": LogStatus.PASSED,

@@ -6,8 +6,7 @@ import re
 
 from rollyard.tasks.swe.log_parsers.junit_xml import parse as parse_xml
 from rollyard.tasks.swe.log_parsers.junit_xml import spaced_name
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _PREFIX = re.compile(r"^\[(?:INFO|ERROR|WARNING)\] +")
 _METHOD = re.compile(r"(\S+?)(?:\(([\w.$]+)\))?(?: +--)? +Time elapsed: [\d.]+ (?:s|sec)\b(.*)")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from rollyard.tasks.swe.log_parsers.json_documents import documents, objects, text
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _SYMBOLS = dict.fromkeys("✔✓√", LogStatus.PASSED) | dict.fromkeys("✘✖×✗✕⨯", LogStatus.FAILED)
 _SKIPPED = dict.fromkeys("○◌◦⚪﹣", LogStatus.SKIPPED)

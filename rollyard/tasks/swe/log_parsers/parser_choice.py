@@ -25,8 +25,7 @@ from rollyard.tasks.swe.log_parsers import (
     verdict_lines,
     vitest,
 )
-from rollyard.tasks.swe.log_parsers.log_lines import MAX_CHARACTERS
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import MAX_CHARACTERS, LogStatus, Results
 
 _PARSERS: dict[str, Callable[[str], Results]] = {
     "ant": verdict_lines.ant,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _CLASS = re.compile(r"(\w[^()]*) \([^()]+\)$")
 _PLAIN_CLASS = re.compile(r"[A-Z]\w*(?: \w+)*$")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 from rollyard.tasks.swe.log_parsers.json_documents import documents, objects, text
-from rollyard.tasks.swe.log_parsers.log_lines import MAX_LINE, lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import MAX_LINE, LogStatus, Results, lines
 
 _MARK = re.compile(r" \((FAILED - \d+|PENDING: [^()]*)\)$")
 _LISTED = re.compile(r"rspec \S+ # (.+)")

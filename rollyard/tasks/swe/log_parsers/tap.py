@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _RESULT = re.compile(r"(ok|not ok) \d+ (\S.*)")
 _DIRECTIVE = re.compile(r"# (skip|todo)\b", re.IGNORECASE)

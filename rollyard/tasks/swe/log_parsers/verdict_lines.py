@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 P, F, S, E = LogStatus.PASSED, LogStatus.FAILED, LogStatus.SKIPPED, LogStatus.ERROR
 _MILLISECONDS = re.compile(r" \(\d+ *m?s\)$")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 
-from rollyard.tasks.swe.log_parsers.log_lines import lines
-from rollyard.tasks.swe.log_parsers.status import LogStatus, Results
+from rollyard.tasks.swe.log_parsers.status import LogStatus, Results, lines
 
 _SYMBOLS = {"✓": LogStatus.PASSED, "×": LogStatus.FAILED, "↓": LogStatus.SKIPPED}
 _TIME = re.compile(r" (?:\d+ ?m?s?|\[skipped\])$")

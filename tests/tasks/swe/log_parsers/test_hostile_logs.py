@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.tasks.swe.log_parsers.log_lines import MAX_CHARACTERS
 from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
-from rollyard.tasks.swe.log_parsers.status import LogStatus
+from rollyard.tasks.swe.log_parsers.status import MAX_CHARACTERS, LogStatus
 
 RECORDED = Path(__file__).with_name("recorded")
 FORGERIES = [
