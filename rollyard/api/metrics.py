@@ -2,19 +2,20 @@
 
 Each scrape reads the metrics of model servers from the registry of endpoints, so removed endpoints disappear. The
 gauges have the same values as `rollyard top`. Totals start at zero with each start of an engine; Prometheus allows this
-for counters. `family` writes the text for model servers and batches, in Prometheus's text format, 0.0.4. For model
-servers prometheus_client would take seven times as long.
+for counters. `metrics_text` writes the text for model servers and batches. For model servers prometheus_client would
+take seven times as long.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from rollyard.api.metrics_text import family, label
 from rollyard.api.services import SERVICES
 from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.batch import DeliveryBias
@@ -140,19 +141,3 @@ def batch_metrics(running: Sequence[BatchRecord]) -> str:
 def _bias(batches: Sequence[BatchRecord]) -> DeliveryBias:
     delivered = sum((batch.delivered_lengths for batch in batches), LengthSums())
     return bias(delivered, sum((batch.whole_lengths for batch in batches), LengthSums()))
-
-
-def family(name: str, type: str, text: str, samples: Iterable[tuple[str, float | None]]) -> Iterator[str]:
-    """Yield the lines of one metric. A sample is a pair: labels (the text between braces) and value.
-
-    Samples whose value is None are left out.
-    """
-    yield f"# HELP {name} {text}\n# TYPE {name} {type}\n"
-    for labels, value in samples:
-        if value is not None:
-            yield f"{name}{{{labels}}} {value}\n"
-
-
-def label(name: str, value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'{name}="{escaped}"'

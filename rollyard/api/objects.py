@@ -12,7 +12,8 @@ from rollyard.api import query_parameters, request_bodies
 from rollyard.api.error_status import NEW_NAME
 from rollyard.api.json_answer import json_answer
 from rollyard.api.json_patch import json_patch, merge_patch
-from rollyard.api.listed_objects import DEFAULT, PAGES, ListPages, changes_seen, list_objects, namespaces
+from rollyard.api.list_pages import PAGES, ListPages
+from rollyard.api.listed_objects import DEFAULT, changes_seen, list_objects, namespaces
 from rollyard.api.model_check import check_model
 from rollyard.api.object_watch import stream
 from rollyard.api.object_writes import (

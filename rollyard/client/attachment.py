@@ -9,7 +9,7 @@ import aiohttp
 from pydantic_core import from_json
 
 from rollyard.client.attached_socket import AttachedSocket
-from rollyard.client.rollout_client import rollout_path
+from rollyard.client.rollout_path import rollout_path
 from rollyard.client.server_connection import ServerConnection
 from rollyard.core.errors import BadRequest, Unavailable, connection_failure_text, error_from_reason
 from rollyard.trajectory import Turn

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from rollyard.client.api_client import ApiClient
+from rollyard.client.rollout_path import rollout_path
 from rollyard.core.aio import end_tasks
 from rollyard.core.backoff import Backoff
-from rollyard.core.errors import NotFound, TooManyRequests, Unavailable
+from rollyard.core.errors import TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import ID_PATTERN, IN_QUEUE, RolloutRequest, RolloutView
+from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.trajectory import Artifact, Trajectory
@@ -26,17 +26,6 @@ from rollyard.trajectory.artifact import from_json
 
 if TYPE_CHECKING:
     from rollyard.trajectory.columns import Columns
-
-
-def rollout_path(id: str) -> str:
-    """Return the path of a rollout on the server. Raises NotFound if no rollout can have this id: it would name another
-    path."""
-    if not re.fullmatch(ID_PATTERN, id):
-        raise NotFound(
-            f"there is no rollout {id!r}: an id has letters, digits and . _ : -, and begins with a letter or a digit"
-        )
-    return f"/v1/rollouts/{id}"
-
 
 log = logging.getLogger(__name__)
 

@@ -1,23 +1,17 @@
-"""Manifests, indexes and configurations of OCI and Docker images. Pure.
-
-Level of an x86-64 CPU, 1 to 4, as compilers and images name it: `amd64/v3` needs a CPU of level 3.
-
-The levels are those of the x86-64 psABI, section "Micro-Architecture Levels"; the flags are Linux's names.
-"""
+"""Manifests, indexes and configurations of OCI and Docker images. Pure."""
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 import posixpath
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rollyard.images.base import ImageConfig
+from rollyard.images.cpu_level import cpu_level
 
 MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -197,24 +191,3 @@ def descriptor(data: Any) -> Descriptor:
     if type(size) is not int or size < 0:
         raise BadManifest("its manifest names a wrong size")
     return Descriptor(digest, size)
-
-
-_NEEDED = {
-    2: {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
-    3: {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"},
-    4: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-}
-
-
-def level_of(flags: Set[str]) -> int:
-    level = 1
-    while level + 1 in _NEEDED and flags >= _NEEDED[level + 1]:
-        level += 1
-    return level
-
-
-@functools.cache
-def cpu_level() -> int:
-    """Return the level of this machine's CPU; 1 for one of another architecture."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return level_of(set(next((line.split() for line in lines if line.startswith("flags")), [])))

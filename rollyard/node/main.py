@@ -2,8 +2,6 @@
 
 Exit status: 0 after SIGTERM or a drain; 1 if the node agent cannot work on this node, or hangs; 3 if another process has
 replaced this process.
-
-Limits of the node agent's own process, and how the kernel spares it.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ import asyncio
 import faulthandler
 import logging
 import os
-import resource
 import signal
 import ssl
-from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -28,6 +24,7 @@ from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.node import agent
+from rollyard.node.own_limits import end_late, raise_soft_limits
 from rollyard.tasks.installed_handlers import load_handlers
 
 log = logging.getLogger(__name__)
@@ -92,26 +89,3 @@ def _models(tls: ssl.SSLContext) -> aiohttp.ClientSession:
     """Make the HTTP session for model servers: many long streams, each with its own limits."""
     connector = aiohttp.TCPConnector(ssl=tls, limit=0)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0))
-
-
-SPARED = -500
-"""`oom_score_adj` of a node agent that may lower it. With the lowest value, -1000, a leak of its own would end all others."""
-
-
-def raise_soft_limits() -> None:
-    """Raise the soft limits of open files and of the user's processes to the hard limits.
-
-    A node agent has a few files for each sandbox and each stream; the usual soft limit is 1024. Files of sandboxes that are on
-    their way in messages count against it too (unix(7)). The processes of all sandboxes count against the limit of the user,
-    which Slurm takes over from the machine of the submit (PropagateResourceLimits), where it is often low.
-    """
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (hard, hard))
-
-
-def end_late() -> None:
-    """Let the kernel end other processes before this one and the memory guard if memory runs out. Only a node agent with
-    CAP_SYS_RESOURCE may. The sandbox starter undoes it for the sandboxes."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(SPARED))

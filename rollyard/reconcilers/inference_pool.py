@@ -1,12 +1,8 @@
-"""Observer of InferencePools: reads the sessions, load and weights of their endpoints.
-
-Metrics of endpoints for a pool's status. They change all the time, and each copy causes a write, so copies are rare.
-"""
+"""Observer of InferencePools: reads the sessions, load and weights of their endpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rollyard.core.clock import Clock, as_exact_datetime
@@ -22,60 +18,13 @@ from rollyard.reconcilers.conditions import tool_calls
 from rollyard.reconcilers.demand import LoadReport, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.reconcilers.status_metrics import StatusMetrics, StatusMetricsCache
 from rollyard.server.rollouts.service import RolloutService
-from rollyard.server.routing.admission import Admission
-from rollyard.server.routing.endpoint_metrics import endpoint_status, has_metrics, metrics_of, total_metrics
+from rollyard.server.routing.endpoint_metrics import endpoint_status
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.server.weights.engine_target import WEIGHTS_UPDATING, EndpointWeights, has_weights, why_not_routable
 from rollyard.server.weights.pool_update import WeightsStep, advance
-
-STATUS_METRICS_SECONDS = 30.0
-"""A copy of the metrics that is this old is replaced."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusMetrics:
-    taken_at: float
-    """Monotonic seconds."""
-    endpoints: Mapping[str, EndpointMetrics]
-    """Endpoint id -> metrics, for endpoints whose load is known."""
-    total: EndpointMetrics
-    limits: Mapping[str, Admission]
-    """Endpoint id -> limit of sessions, for endpoints with a limit. It is copied too, because a limit and its text change
-    with each heartbeat."""
-
-
-class StatusMetricsCache:
-    """Last copy of the metrics for each pool.
-
-    A new copy is taken if the last copy is old. A new copy is also taken if an endpoint's load has become known or
-    unknown, or if an endpoint has got or lost its limit of sessions. While no endpoint's load is known, no copy
-    is kept.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last: dict[PoolKey, StatusMetrics] = {}
-
-    def of(self, pool: PoolKey, states: Sequence[EndpointState]) -> StatusMetrics:
-        now, heard = self._clock.monotonic(), [state for state in states if has_metrics(state)]
-        last, limits = (
-            self._last.get(pool),
-            {s.endpoint.id: s.admission for s in states if s.admission.limit is not None},
-        )
-        same = last is not None and last.endpoints.keys() == {s.endpoint.id for s in heard}
-        same = same and last is not None and last.limits.keys() == limits.keys()
-        if last is not None and same and now - last.taken_at < STATUS_METRICS_SECONDS:
-            return last
-        fresh = StatusMetrics(
-            now, {state.endpoint.id: metrics_of(state) for state in heard}, total_metrics(heard), limits
-        )
-        if heard:
-            self._last[pool] = fresh
-        else:
-            self._last.pop(pool, None)
-        return fresh
 
 
 class InferencePoolObserver:

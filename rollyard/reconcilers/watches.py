@@ -3,14 +3,11 @@ reconcile.
 
 The functions below the table map a change to keys, as in controller-runtime: the changed object itself (For), its owner
 (Owns), and other objects that depend on it (Watches).
-
-Jobs that squeue should show. Each job has the time of the last heartbeat from its process, if there was one, and
-the time at which its last submit was answered or failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -27,13 +24,12 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.usage import EndedAllocation
-from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation import AllocationReconciler
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.job_submitter import Submitter
-from rollyard.reconcilers.missing_jobs import KnownJob
+from rollyard.reconcilers.known_jobs import KnownJobs
 from rollyard.reconcilers.orphan_jobs import OrphanSweep
 from rollyard.reconcilers.owners import dependents
 from rollyard.reconcilers.pool import PoolReconciler
@@ -206,52 +202,3 @@ def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
 def _is_ready(pool: Pool | None) -> bool:
     ready = get_condition(pool.status.conditions, "Ready") if pool is not None else None
     return ready is not None and ready.status == "True"
-
-
-class KnownJobs:
-    """Jobs of the allocations that have not ended. `ListingFeed` compares each listing with these jobs."""
-
-    def __init__(
-        self,
-        allocations: Informer[Allocation],
-        node_agents: ConnectedNodeAgents,
-        endpoints: EndpointRegistry,
-        answered: Mapping[str, float],
-        owner: Callable[[Allocation], str],
-        clock: Clock,
-    ) -> None:
-        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed. `owner`:
-        returns the key by which the queue shows an allocation's job."""
-        self._allocations = allocations
-        self._node_agents = node_agents
-        self._endpoints = endpoints
-        self._answered = answered
-        self._owner = owner
-        self._clock = clock
-
-    def list(self) -> list[KnownJob]:
-        """Return one job for each allocation that has a job and has not ended."""
-        return [
-            self._known(a, a.status.job_id)
-            for a in self._allocations.list()
-            if a.status.job_id and not a.status.is_ended
-        ]
-
-    def _known(self, allocation: Allocation, job_id: str) -> KnownJob:
-        """Return the allocation's job. A heartbeat counts only if its process is bound to this job."""
-        status, uid = allocation.status, allocation.metadata.uid
-        endpoint, agent = self._endpoints.of_allocation(uid), self._node_agents.of_allocation(uid)
-        heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None
-        bound = status.binding is not None and status.binding.job_id == job_id
-        now = self._clock.time()
-        return KnownJob(
-            job_id,
-            is_running=status.job_state == JobState.RUNNING,
-            restart_count=status.restart_count,
-            heard_at=now - (self._clock.monotonic() - heard) if bound and heard is not None else None,
-            since=self._answered.get(uid, 0.0),
-            leaving=allocation.metadata.deletion_timestamp is not None,
-            intended_at=status.intended_at.timestamp() if status.intended_at is not None else None,
-            owner=self._owner(allocation),
-            was_seen=status.job_state is not None or status.binding is not None,
-        )

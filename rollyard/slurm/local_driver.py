@@ -2,7 +2,7 @@
 
 The state of each job is in a folder, so a restarted server finds its jobs. Cores and memory are not allocated to jobs: a
 submitted job starts immediately. The driver checks the identity of a process before it sends a signal
-(`local_job.py`).
+(`process_identity.py`).
 """
 
 from __future__ import annotations

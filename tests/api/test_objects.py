@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.api.listed_objects import KEPT_LISTS
+from rollyard.api.list_pages import KEPT_LISTS
 from rollyard.api.openapi import document
 from rollyard.api.resources import GROUP_VERSIONS, RESOURCES
 from rollyard.kinds.base import FINALIZER

@@ -15,7 +15,8 @@ from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.token_client import GENERATE, TokenClient
+from rollyard.tokens.endpoint_routes import GENERATE
+from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler
 from tests.gateway.conftest import Gateway
 from tests.support import make

@@ -20,7 +20,7 @@ import pytest
 from rollyard.core.errors import ImageUnavailable
 from rollyard.host.removed_folder import remove_folder
 from rollyard.host.sandbox_account import sandbox_account
-from rollyard.images import cache as image_cache
+from rollyard.images import cache_room
 from rollyard.images.cache import ImageCache
 from rollyard.images.cache_folder import CacheFolder
 from rollyard.images.settings import CacheSettings
@@ -167,7 +167,7 @@ async def test_leftovers_of_dead_processes_are_deleted(open_folder: Path) -> Non
 async def test_the_bound_deletes_the_least_recently_used_that_nobody_pins(
     registry: Pusher, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_cache, "ROOM_SECONDS", 0.0)
+    monkeypatch.setattr(cache_room, "ROOM_SECONDS", 0.0)
     names = []
     for number in range(5):
         registry.image("cache/bound", f"v{number}", [BASE, _big()])

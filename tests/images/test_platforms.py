@@ -12,12 +12,12 @@ import pytest
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images import oci_manifest
 from rollyard.images.cache import ImageCache
+from rollyard.images.cpu_level import level_of
 from rollyard.images.oci_manifest import (
     INDEX_TYPES,
     BadManifest,
     Descriptor,
     ManifestSearch,
-    level_of,
     machine,
     read_config,
 )

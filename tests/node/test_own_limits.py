@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.node.main import SPARED
+from rollyard.node.own_limits import SPARED
 
 CODE = """
 import resource, sys
-from rollyard.node.main import raise_soft_limits
+from rollyard.node.own_limits import raise_soft_limits
 kind = getattr(resource, sys.argv[1])
 resource.setrlimit(kind, (900, 1000))
 raise_soft_limits()
@@ -26,7 +26,7 @@ def test_the_limits_of_open_files_and_of_processes_are_raised_as_far_as_they_may
 
 
 def test_a_node_agent_that_may_is_ended_late() -> None:
-    code = "from rollyard.node.main import end_late; end_late(); print(open('/proc/self/oom_score_adj').read())"
+    code = "from rollyard.node.own_limits import end_late; end_late(); print(open('/proc/self/oom_score_adj').read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before = int(Path("/proc/self/oom_score_adj").read_text())
     capabilities = next(

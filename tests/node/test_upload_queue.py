@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rollyard.core.errors import ApiError, Fenced, Unavailable
-from rollyard.node.result_uploads import MAX_BYTES, UploadQueue
+from rollyard.node.upload_queue import MAX_BYTES, UploadQueue
 
 
 class Path:

@@ -6,7 +6,8 @@ from typing import Any
 
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.pool import PoolKey
-from rollyard.reconcilers.inference_pool import STATUS_METRICS_SECONDS, InferencePoolObserver
+from rollyard.reconcilers.inference_pool import InferencePoolObserver
+from rollyard.reconcilers.status_metrics import STATUS_METRICS_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad

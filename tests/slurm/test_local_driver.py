@@ -22,7 +22,8 @@ from rollyard.slurm import local_job, local_step
 from rollyard.slurm.base import BatchScript, Job
 from rollyard.slurm.batch_script import FOLDER, batch_script, directives
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.slurm.local_job import LocalJob, ProcessIdentity, start_time
+from rollyard.slurm.local_job import LocalJob
+from rollyard.slurm.process_identity import ProcessIdentity, start_time
 from tests.support.until import until
 
 WAIT_SECONDS = 60.0

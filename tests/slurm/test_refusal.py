@@ -10,7 +10,8 @@ import pytest
 
 from rollyard.core.errors import Refusal, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript
-from rollyard.slurm.cli_driver import MAX_CHARS, CliDriver, read_refusal
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.refusal import MAX_CHARS, read_refusal
 
 FAILED = "Batch job submission failed: "
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollyard.slurm.local_job import start_time
+from rollyard.slurm.process_identity import start_time
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 8 << 20

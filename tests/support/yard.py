@@ -31,7 +31,7 @@ from rollyard.kinds.task import Task
 from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.slurm.local_job import start_time
+from rollyard.slurm.process_identity import start_time
 from rollyard.trajectory import Trajectory
 from tests.support import forked_commands
 from tests.support.cluster import Cluster

@@ -8,8 +8,9 @@ import pytest
 from tokenizers import normalizers
 
 from rollyard.core.errors import ContextExceeded
-from rollyard.tokens.chat_template import ChatTemplate, TokenLength
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.token_length import TokenLength
 from tests.support.small_tokenizers import SHAPES, TEXT, fitted
 from tests.support.template_families import FAMILIES
 

@@ -18,12 +18,12 @@ from tests.support.lazy_module import LazyModule
 from tests.support.yard import MODEL
 
 if TYPE_CHECKING:
-    from rollyard.trainers.trl import grpo_rollouts, pushed_weights, stream_worker
+    from rollyard.trainers.trl import grpo_rollouts, pushed_weights, stream_worker, task_prompts
 else:
     grpo_rollouts = LazyModule("rollyard.trainers.trl.grpo_rollouts")
     pushed_weights = LazyModule("rollyard.trainers.trl.pushed_weights")
     stream_worker = LazyModule("rollyard.trainers.trl.stream_worker")
-    task_prompts = LazyModule("rollyard.trainers.trl.grpo_rollouts")
+    task_prompts = LazyModule("rollyard.trainers.trl.task_prompts")
 
 EOS = 9
 TASK = {"kind": "math", "problem": "What is 1 + 1?", "answer": "2"}
@@ -81,7 +81,7 @@ def test_a_rollout_without_a_reward_is_a_sample_with_nothing_to_train_on(segment
 def test_repeated_prompts_are_one_group() -> None:
     one, other = json.dumps(TASK), json.dumps({**TASK, "problem": "What is 2 + 2?"})
     plain = RolloutRequest(pool="p", task=Task(kind="unset"), min_weights_version="step3")
-    made = grpo_rollouts.group_requests([one] * 4 + [other] * 4 + [one], grpo_rollouts.task_of, plain)
+    made = grpo_rollouts.group_requests([one] * 4 + [other] * 4 + [one], task_prompts.task_of, plain)
     assert [(request.n, request.task.fields["problem"][8]) for request in made] == [(4, "1"), (4, "2"), (1, "1")]
     assert {(request.pool, request.min_weights_version) for request in made} == {("p", "step3")}
 
@@ -93,10 +93,10 @@ def test_the_sampling_of_the_trainers_arguments_is_the_default() -> None:
 
 
 def test_a_dataset_carries_tasks_as_prompts_and_other_prompts_are_refused_with_a_way_out() -> None:
-    dataset = grpo_rollouts.task_dataset([TASK])
-    assert grpo_rollouts.task_of(dataset["prompt"][0]) == Task.model_validate(TASK)
+    dataset = task_prompts.task_dataset([TASK])
+    assert task_prompts.task_of(dataset["prompt"][0]) == Task.model_validate(TASK)
     with pytest.raises(ValueError, match=r"'What is 1 \+ 1\?' is not a task as JSON; make the dataset with"):
-        grpo_rollouts.task_of("What is 1 + 1?")
+        task_prompts.task_of("What is 1 + 1?")
 
 
 def test_a_group_is_taken_when_the_trainer_has_all_its_samples_and_those_of_all_before_it() -> None:

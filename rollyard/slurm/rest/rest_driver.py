@@ -17,7 +17,7 @@ from typing import TypeVar
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobListing, Site
 from rollyard.slurm.batch_script import directives
-from rollyard.slurm.cli_driver import read_refusal
+from rollyard.slurm.refusal import read_refusal
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec import Body, array_tasks, complaints, parse_json
 from rollyard.slurm.rest.job_fields import job_variables

@@ -1,148 +1,15 @@
-"""Chooses the version of slurmrestd's API from the OpenAPI description that slurmrestd serves. Pure.
-
-Codec for v0.0.38, which Slurm 22.05 to 23.11 has. Pure.
-
-Values are plain numbers or words. A missing value is null, and a missing number may be negative. Only an exit code from
-accounting is an object.
-
-Codec for v0.0.40 and later versions, which Slurm 23.11 to 26.05 have. Pure.
-
-A number is an object `{set, infinite, number}`. States and flags are lists of words.
-"""
+"""Chooses the version of slurmrestd's API from the OpenAPI description that slurmrestd serves. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import Partition
-from rollyard.slurm.rest.codec import Body, Codec, names
-
-FLAGS = (
-    "COMPLETING",
-    "STAGE_OUT",
-    "CONFIGURING",
-    "RESIZING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "SPECIAL_EXIT",
-    "STOPPED",
-    "REVOKED",
-    "RESV_DEL_HOLD",
-    "SIGNALING",
-    "POWER_UP_NODE",
-)
-"""Flags that squeue shows in place of a job's state. If several flags are set, the first one in this list is used."""
-
-
-@dataclass(frozen=True)
-class NewCodec(Codec):
-    column = 1
-
-    def number(self, value: Any) -> int | None:
-        if not isinstance(value, dict):
-            return None if value is None else int(value)
-        return int(value["number"]) if value["set"] and not value["infinite"] else None
-
-    def state(self, value: Any) -> JobState:
-        words = [value] if isinstance(value, str) else list(value)
-        return JobState.read(next((flag for flag in FLAGS if flag in words), words[0] if words else ""))
-
-    def exit_code(self, value: Any, state: JobState) -> int | None:
-        signal = self.number(value["signal"]["id"])
-        return 128 + signal if signal else self.number(value["return_code"])
-
-    def environment(self, variables: Mapping[str, str]) -> object:
-        return [f"{name}={value}" for name, value in variables.items()]
-
-    def release(self, body: Body) -> str:
-        return str(body["meta"]["slurm"]["release"])
-
-    def node_state(self, record: Body) -> str:
-        return "+".join(record["state"])
-
-    def features(self, record: Body) -> frozenset[str]:
-        return frozenset(record["features"])
-
-    def partition(self, record: Body, nodes: frozenset[str]) -> Partition:
-        minutes = self.number(record["maximums"]["time"])
-        return Partition(
-            name=record["name"],
-            up="UP" in record["partition"]["state"],
-            nodes=nodes,
-            default="DEFAULT" in record["flags"],
-            max_seconds=None if minutes is None else minutes * 60,
-            max_nodes=self.number(record["maximums"]["nodes"]),
-            accounts=names(record["accounts"]["allowed"]),
-            qos=names(record["qos"]["allowed"]),
-        )
-
-    def changed_at(self, body: Body) -> int | None:
-        return self.number(body.get("last_update"))
-
-    def signal_flags(self) -> Mapping[str, str]:
-        return {"flags": "BATCH_JOB"}
-
-
-@dataclass(frozen=True)
-class OldCodec(Codec):
-    column = 0
-
-    def number(self, value: Any) -> int | None:
-        return None if value is None or int(value) < 0 else int(value)
-
-    def state(self, value: Any) -> JobState:
-        return JobState.read(value)
-
-    def exit_code(self, value: Any, state: JobState) -> int | None:
-        if isinstance(value, dict):
-            return self._accounted_exit_code(value, state)
-        status = int(value)
-        return 128 + (status & 0x7F) if status & 0x7F else status >> 8
-
-    def _accounted_exit_code(self, value: Body, state: JobState) -> int | None:
-        if value["status"] == "SIGNALED":
-            return 128 + int(value["signal"]["signal_id"])
-        code = int(value["return_code"] or 0)
-        # Slurm 22.05 reports 0 and SUCCESS even for a job that failed with exit code 7.
-        return None if code == 0 and state is JobState.FAILED else code
-
-    def environment(self, variables: Mapping[str, str]) -> object:
-        return dict(variables)
-
-    def release(self, body: Body) -> str:
-        return str(body["meta"]["Slurm"]["release"])
-
-    def node_state(self, record: Body) -> str:
-        return "+".join([record["state"], *record["state_flags"]])
-
-    def features(self, record: Body) -> frozenset[str]:
-        return names(record["features"]) or frozenset()
-
-    def partition(self, record: Body, nodes: frozenset[str]) -> Partition:
-        minutes = self.number(record["max_time_limit"])
-        return Partition(
-            name=record["name"],
-            up=record["state"] == "UP",
-            nodes=nodes,
-            default="default" in record["flags"],
-            max_seconds=None if minutes is None else minutes * 60,
-            max_nodes=self.number(record["maximum_nodes_per_job"]),
-            accounts=names(record["allowed_accounts"]),
-            qos=names(record["allowed_qos"]),
-        )
-
-    def changed_at(self, body: Body) -> int | None:
-        return None
-
-    def signal_flags(self) -> Mapping[str, str]:
-        return {}
-
+from rollyard.slurm.rest.codec import Body, Codec
+from rollyard.slurm.rest.codec_v38 import OldCodec
+from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
 """Supported versions: v0.0.38 (Slurm 22.05 to 23.11), and v0.0.40 or later (from Slurm 23.11 on). The newest tested

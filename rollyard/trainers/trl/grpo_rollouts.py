@@ -3,13 +3,11 @@
 TRL takes one token sequence for each sample. A rollout may have several (its segments). Then TRL gets the segment with
 the greatest number of sampled tokens. The metric `rollout/left_out_tokens` is the number of sampled tokens that TRL
 does not get, as a mean over the rollouts.
-
-Tasks as prompts of TRL. A prompt is a task in JSON, because TRL passes only the column `prompt` to rollouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -18,26 +16,8 @@ from rollyard.client import Client
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutRequest, Sampling
 from rollyard.kinds.task import Task
+from rollyard.trainers.trl.task_prompts import task_of
 from rollyard.trajectory import Trajectory, most_sampled, sampled_tokens
-
-
-def task_dataset(tasks: Iterable[Task | Mapping[str, Any]]) -> Any:
-    """Make the `train_dataset` of a trainer: a `datasets.Dataset` with one task in each row."""
-    from datasets import Dataset
-
-    return Dataset.from_dict({"prompt": [Task.model_validate(task).model_dump_json() for task in tasks]})
-
-
-def task_of(prompt: Any) -> Task:
-    """Parse a prompt that `task_dataset` made. Raises ValueError for other prompts."""
-    try:
-        return Task.model_validate_json(prompt)
-    except ValueError:
-        raise ValueError(
-            f"the prompt {str(prompt)[:80]!r} is not a task as JSON; "
-            "make the dataset with `task_dataset`, or pass `task=` to make a task from your own prompts"
-        ) from None
-
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, list[Any]]]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollyard.engine.embedded import model as embedded_model
+from rollyard.engine.embedded import matrix_product
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.model_weights import load_weights
@@ -129,7 +129,7 @@ def test_rope_theta_is_read_in_the_older_spelling(random_model: Build) -> None:
 @pytest.mark.parametrize("alone", [False, True], ids=["blocks", "row-by-row"])
 def test_batch_mates_change_no_bit(policy: Model, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     if alone:  # as on a machine on which no height of blocks holds
-        monkeypatch.setattr(embedded_model, "block_heights", lambda inputs, outputs: (1,))
+        monkeypatch.setattr(matrix_product, "block_heights", lambda inputs, outputs: (1,))
     lengths = [5, 60, 200, 17, 129, 33, 90, 8, 300, 2, 71, 44, 16]
     cache = KVCache(policy.config, len(lengths), CAPACITY)
     prompts = [ids(n, policy.config.vocab_size, seed=n) for n in lengths]
@@ -158,9 +158,9 @@ def test_blocks_in_which_a_place_shows_are_not_used(monkeypatch: pytest.MonkeyPa
         return whole
 
     monkeypatch.setattr(np, "matmul", even)
-    assert embedded_model.block_heights.__wrapped__(128, 96) == (2, 4, 8)
+    assert matrix_product.block_heights.__wrapped__(128, 96) == (2, 4, 8)
     monkeypatch.setattr(np, "matmul", uneven)
-    assert embedded_model.block_heights.__wrapped__(128, 96) == (1,)
+    assert matrix_product.block_heights.__wrapped__(128, 96) == (1,)
 
 
 @pytest.mark.parametrize(

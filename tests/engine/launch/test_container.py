@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.engine.launch.launch_plan import container_program
+from rollyard.engine.launch.container import container_program
 from rollyard.engine.process.child_process import EngineFailed
 
 
@@ -18,7 +18,7 @@ def program(path: Path, text: str) -> str:
 
 
 def test_an_apptainer_that_cannot_run_the_image_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollyard.engine.launch.launch_plan.node_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("rollyard.engine.launch.container.node_cache", lambda: tmp_path / "cache")
     monkeypatch.delenv("ROLLYARD_APPTAINER", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     with pytest.raises(EngineFailed, match="needs Apptainer"):

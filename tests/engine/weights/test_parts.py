@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.embedded.model_weights import read_adapter
+from rollyard.engine.embedded.lora_adapter import read_adapter
 from rollyard.engine.embedded.safetensors_files import read_tensor
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy.epochs import with_fields

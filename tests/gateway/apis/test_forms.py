@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from rollyard.gateway.requests.call_errors import GatewayError
-from rollyard.gateway.requests.constraint_fields import check_schema
+from rollyard.gateway.requests.schema_check import check_schema
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling

@@ -14,7 +14,7 @@ from rollyard.core.errors import TemplateUnusable
 from rollyard.gateway.requests.call_errors import GatewayError, unavailable
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, assistant_message
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
-from rollyard.gateway.session import answered_calls
+from rollyard.gateway.session import undelivered
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.stored_call import StoredCall
@@ -223,7 +223,7 @@ async def test_answers_with_logprobs_are_kept_within_a_limit(
     one.not_delivered(first)
     (again,) = await restored(template, kept).chat(wanted)
     assert again.logprobs == first[0].logprobs != ()
-    monkeypatch.setattr(answered_calls, "MAX_FREE_LOGPROBS", len(first[0].logprobs) - 1)
+    monkeypatch.setattr(undelivered, "MAX_FREE_LOGPROBS", len(first[0].logprobs) - 1)
     one.not_delivered(first)
     assert await one.chat(wanted) != first
 

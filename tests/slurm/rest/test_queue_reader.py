@@ -17,12 +17,12 @@ import pytest
 
 from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.base import JobListing
-from rollyard.slurm.local_job import start_time
+from rollyard.slurm.process_identity import start_time
 from rollyard.slurm.rest import queue_reader
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
+from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.queue_reader import SMALL_BYTES, QueueReader
 from rollyard.slurm.rest.rest_driver import RestDriver
-from rollyard.slurm.rest.version_choice import OldCodec
 from tests.support.until import until
 
 OPENAPI = b'{"paths": {"/slurm/v0.0.38/jobs": {}}}'
@@ -171,7 +171,7 @@ async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(restd: Restd,
 SERVER = """
 import asyncio, sys
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
-from rollyard.slurm.rest.version_choice import OldCodec
+from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.rest_driver import RestDriver
 
 async def main():
