@@ -81,7 +81,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=seconds, reverse=True)
 
 
-SHARING = ("tests/bridges", "tests/e2e/slurm_faults", "tests/e2e/slurm_accounts", "tests/e2e/one_yard")
+SHARING = (
+    "tests/bridges",
+    "tests/page_proxy",
+    "tests/e2e/slurm_faults",
+    "tests/e2e/slurm_accounts",
+    "tests/e2e/one_yard",
+)
 
 
 class ByModule(LoadFileScheduling):

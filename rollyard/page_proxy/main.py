@@ -22,6 +22,8 @@ from rollyard.page_proxy.request_checks import PAGE
 
 HEADER_SECONDS = 30.0
 """Seconds within which the whole header of each request must arrive."""
+LINGER_SECONDS = 1.0
+"""Seconds for which the proxy still reads after a refusal, so that the caller can send its body and read the response."""
 READER_SECONDS = 120.0
 """Seconds after which the kernel ends a connection whose browser takes nothing of an answer."""
 MAX_UNTRUSTED = 128
@@ -69,17 +71,19 @@ async def listen(
     sessions = BrowserSessions(now or asyncio.get_running_loop().time)
     trusted = TrustedConnections()
     proxy = PageProxy(server, sessions, lambda code: announce(address + code), trusted)
-    runner = web.ServerRunner(
-        web.Server(
-            proxy.handle, handler_cancellation=True, access_log=None, logger=_log, keepalive_timeout=HEADER_SECONDS
-        ),
-        shutdown_timeout=0,
+    serving = web.Server(
+        proxy.handle,
+        handler_cancellation=True,  # what is passed on ends when the browser disconnects
+        access_log=None,
+        logger=_log,
+        keepalive_timeout=HEADER_SECONDS,
+        lingering_time=LINGER_SECONDS,
     )
+    runner = web.ServerRunner(serving, shutdown_timeout=0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    assert runner.server is not None
     create = asyncio.get_running_loop().create_server
-    accepting = await create(ConnectionLimiter(runner.server, trusted, MAX_UNTRUSTED), sock=listening)
+    accepting = await create(ConnectionLimiter(serving, trusted, MAX_UNTRUSTED), sock=listening)
     stack.callback(accepting.close)
     announce(address + sessions.new_code())
     return int(listening.getsockname()[1])
