@@ -8,7 +8,7 @@ from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.store.base import QueueRanks, RolloutRecord
-from rollyard.store.batch_records import BatchRecord, GroupRecord, SeriesRecord, TaskHistory
+from rollyard.store.batch_records import BatchRecord, GroupRecord, SeriesRecord, StepRecord, TaskHistory
 
 
 class MemoryTables:
@@ -25,6 +25,7 @@ class MemoryTables:
         self.started: dict[str, float] = {}
         """Times at which the running ones of them were started."""
         self._series: SeriesRecord | None = None
+        self._steps: dict[tuple[int, str], StepRecord] = {}
         self._history: dict[int, TaskHistory] = {}
         self._ranks = QueueRanks()
         self._seq = 0
@@ -89,6 +90,12 @@ class MemoryTables:
 
     def put_series(self, record: SeriesRecord) -> None:
         self._series = record
+
+    def training_step(self, namespace: str, series: str, step: int, batch: str) -> StepRecord | None:
+        return self._steps.get((step, batch))
+
+    def put_training_step(self, record: StepRecord) -> None:
+        self._steps[record.step, record.batch] = record
 
     def task(self, digest: str, index: int) -> str | None:
         return f'{{"kind": "made", "index": {index}}}'

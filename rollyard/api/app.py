@@ -21,6 +21,7 @@ from rollyard.api import (
     listener,
     logs,
     long_responses,
+    metric_history,
     metrics,
     node,
     objects,
@@ -47,7 +48,7 @@ from rollyard.core.http_body import continue_on_demand
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
     rollouts, batches, datasets, usage, snapshots, forks, images, sessions, tokens, node, attach, engine, metrics,
-    page,
+    metric_history, page,
 )  # fmt: skip
 WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
 """Modules that keep something in the application."""

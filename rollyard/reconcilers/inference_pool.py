@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollyard.core.clock import Clock, as_exact_datetime
@@ -48,7 +48,9 @@ class InferencePoolObserver:
         assert isinstance(pool, InferencePool)
         bounds = pool.spec.autoscaling
         self._endpoints.follow_spec(pool.pool_key, pool.spec)
-        live = await self._requested_sessions(pool) if bounds is not None else 0
+        live = 0
+        if bounds is not None:
+            live = await requested_sessions(pool, self._rollout_pools(), self._rollouts, self._outside_demand)
         if (operation := pool.status.weights.operation) is not None and operation.is_running:
             # Only an endpoint shows whether the weights can be served, and the trainer waits for that.
             live = max(live, 1)
@@ -93,22 +95,28 @@ class InferencePoolObserver:
             return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
         return Member(allocation, state.ready, max(live, state.running), not self._weights_report(allocation).is_heard)
 
-    async def _requested_sessions(self, pool: InferencePool) -> int:
-        """Number of present and requested sessions: those of external agents, and those of RolloutPools that use this pool.
-
-        A rollout counts once for each role that its RolloutPool maps to this pool in `spec.inference`.
-        """
-        total = self._outside_demand(pool.pool_key)
-        for user in self._rollout_pools():
-            if user.metadata.namespace != pool.metadata.namespace:
-                continue
-            for role in (role for role, name in user.spec.inference.items() if name == pool.metadata.name):
-                demand = await self._rollouts.model_demand(user.pool_key, user.spec.sandbox.default_image, role)
-                total += sessions(user.spec, *demand)
-        return total
-
     async def on_deleted(self, pool: Pool) -> None:
         """Do nothing. Running rollouts continue while endpoints drain. Queued rollouts wait for a new pool of this name."""
+
+
+async def requested_sessions(
+    pool: InferencePool,
+    users: Iterable[RolloutPool],
+    rollouts: RolloutService,
+    outside_demand: Callable[[PoolKey], int],
+) -> int:
+    """Number of present and requested sessions: those of external agents, and those of RolloutPools that use this pool.
+
+    A rollout counts once for each role that its RolloutPool maps to this pool in `spec.inference`.
+    """
+    total = outside_demand(pool.pool_key)
+    for user in users:
+        if user.metadata.namespace != pool.metadata.namespace:
+            continue
+        for role in (role for role, name in user.spec.inference.items() if name == pool.metadata.name):
+            demand = await rollouts.model_demand(user.pool_key, user.spec.sandbox.default_image, role)
+            total += sessions(user.spec, *demand)
+    return total
 
 
 def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> Reason | None:

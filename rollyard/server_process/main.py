@@ -174,6 +174,7 @@ class RollyardServer:
                 p.images,
                 p.image_prefetcher,
                 p.sessions,
+                p.metric_recorder,
             )
             for part in (p.manager, p.dispatcher, p.resizer, p.batch_keeper, *routing):
                 tasks.create_task(part.run())

@@ -52,6 +52,7 @@ from rollyard.server.routing.external_placement import ExternalPlacement
 from rollyard.server.routing.probe_loop import EndpointProber
 from rollyard.server.routing.rebalance import Rebalancer
 from rollyard.server.routing.session_index import SessionIndex
+from rollyard.server_process.metric_recorder import MetricRecorder
 from rollyard.server_process.token_rotation import TokenRotation
 from rollyard.slurm.base import Driver
 from rollyard.store.store import Store
@@ -138,6 +139,9 @@ class Parts:
         )
         self.resizer = StageResizer(clock, node_agents, queued=self._demand, stages=pools.stages)
         self.weights_watch = StalenessWatch(rollouts, clock=clock, endpoints=endpoints, pools=pools.rollout_pools)
+        self.metric_recorder = MetricRecorder(
+            store.metrics, clock, pools, rollouts, node_agents, endpoints, outside_demand=self.sessions.demand
+        )
         self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
         self.tokens = TokenRotation(self.signer, self.authority, self.workspace, store, data, clock)
         reconcilers = build_reconcilers(

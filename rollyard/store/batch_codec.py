@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, astuple, fields
 from typing import Any, TypeVar
 
 from rollyard.kinds.batch import BatchStatus
@@ -16,15 +16,18 @@ from rollyard.store.batch_records import (
     GroupState,
     LengthSums,
     PutBack,
+    RewardSums,
     SeriesRecord,
+    StepRecord,
     TaskHistory,
 )
 
-T = TypeVar("T", BatchRecord, GroupRecord, SeriesRecord, TaskHistory)
+T = TypeVar("T", BatchRecord, GroupRecord, SeriesRecord, StepRecord, TaskHistory)
 
 BATCH_COLUMNS = ("namespace", "id", "digest", "request", "pool", "series", "created_at", "seq", "status", "ended_at")
 GROUP_COLUMNS = ("namespace", "id", "series", "number", "pool", "n", "batch", "state", "delivery")
 SERIES_COLUMNS = ("namespace", "name", "digest", "dataset")
+STEP_COLUMNS = ("namespace", "series", "step", "batch")
 
 
 def _sums(values: list[Any]) -> LengthSums:
@@ -38,14 +41,20 @@ def _sums_list(sums: LengthSums) -> list[Any]:
 _TO_JSON: dict[str, Callable[[Any], Any]] = {
     "whole_lengths": _sums_list,
     "delivered_lengths": _sums_list,
-    "ended": lambda ended: [[r.sample, r.status.value, r.reward, r.tokens, r.turns, r.seconds] for r in ended],
+    "ended": lambda ended: [
+        [r.sample, r.status.value, r.reward, r.tokens, r.turns, r.seconds, r.tool_calls] for r in ended
+    ],
     "put_back": lambda tasks: [[t.index, t.epoch, t.tries, t.due] for t in tasks],
+    "used": astuple,
+    "unused": astuple,
 }
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "whole_lengths": _sums,
     "delivered_lengths": _sums,
     "ended": lambda rows: tuple(EndedRollout(sample, Status(status), *rest) for sample, status, *rest in rows),
     "put_back": lambda rows: tuple(PutBack(*row) for row in rows),
+    "used": lambda sums: RewardSums(*sums),
+    "unused": lambda sums: RewardSums(*sums),
     "status": BatchStatus,
     "state": GroupState,
 }
@@ -65,11 +74,12 @@ _BODIES = {
     BatchRecord: _body_fields(BatchRecord, BATCH_COLUMNS),
     GroupRecord: _body_fields(GroupRecord, GROUP_COLUMNS),
     SeriesRecord: _body_fields(SeriesRecord, SERIES_COLUMNS),
+    StepRecord: _body_fields(StepRecord, STEP_COLUMNS),
     TaskHistory: _body_fields(TaskHistory),
 }
 
 
-def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory) -> str:
+def body(record: BatchRecord | GroupRecord | SeriesRecord | StepRecord | TaskHistory) -> str:
     """Return the body as JSON: all fields that are not columns, except those with their default value."""
     found = {}
     for name, default, encode in _BODIES[type(record)]:

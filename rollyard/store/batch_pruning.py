@@ -87,6 +87,7 @@ def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
         series = tables.series(batch.namespace, batch.series)
         if series is not None and not tables.drop_series(series, DELETED_TASKS):
             return False
+    unit.db.execute("DELETE FROM training_steps WHERE namespace = ? AND batch = ?", batch.key)
     unit.db.execute("DELETE FROM batches WHERE seq = ?", (batch.seq,))
     return True
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 
 from rollyard.kinds.batch import BatchKey
-from rollyard.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, parse
-from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
+from rollyard.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, STEP_COLUMNS, parse
+from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, StepRecord, TaskHistory
 
 BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)}, body FROM batches"
 _GROUPS = f"SELECT {', '.join(GROUP_COLUMNS)}, body FROM batch_groups"
+_STEPS = f"SELECT {', '.join(STEP_COLUMNS)}, body FROM training_steps"
 _DATASETS = "SELECT namespace, name, digest, tasks, kinds, created_at FROM datasets"
 
 
@@ -86,6 +87,19 @@ class BatchQueries:
         query = f"SELECT {', '.join(SERIES_COLUMNS)}, body FROM series WHERE namespace = ? AND name = ?"
         row = self._db.execute(query, (namespace, name)).fetchone()
         return parse(SeriesRecord, SERIES_COLUMNS, row) if row else None
+
+    def training_step(self, namespace: str, series: str, step: int, batch: str) -> StepRecord | None:
+        place = "namespace = ? AND series = ? AND step = ? AND batch = ?"
+        row = self._db.execute(f"{_STEPS} WHERE {place}", (namespace, series, step, batch)).fetchone()
+        return parse(StepRecord, STEP_COLUMNS, row) if row else None
+
+    def training_steps(self, namespace: str, series: str, batch: str | None, limit: int) -> list[StepRecord]:
+        """Return the last `limit` training steps of a series, oldest first. `batch`: only those of this batch."""
+        rows = self._db.execute(
+            f"{_STEPS} WHERE namespace = ? AND series = ? AND (? IS NULL OR batch = ?) ORDER BY step DESC, batch DESC LIMIT ?",
+            (namespace, series, batch, batch, limit),
+        )
+        return [parse(StepRecord, STEP_COLUMNS, row) for row in rows][::-1]
 
     def dataset(self, namespace: str, name: str) -> DatasetRecord | None:
         row = self._db.execute(f"{_DATASETS} WHERE namespace = ? AND name = ?", (namespace, name)).fetchone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import pstdev
 from typing import NamedTuple
 
 from rollyard.kinds.batch import BatchKey, BatchStatus
@@ -51,6 +52,7 @@ class EndedRollout:
     tokens: int
     turns: int
     seconds: float
+    tool_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,66 @@ class BatchRecord:
     @property
     def in_flight(self) -> int:
         return self.open + self.informative
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSums:
+    """Sums over groups with a verdict, and over their rollouts with a reward."""
+
+    groups: int = 0
+    rollouts: int = 0
+    rewards: float = 0.0
+    squares: float = 0.0
+    spreads: float = 0.0
+    """Sum of the groups' standard deviations of the reward."""
+    tokens: int = 0
+    turns: int = 0
+    seconds: float = 0.0
+    tool_calls: int = 0
+
+    def plus(self, ended: Sequence[EndedRollout]) -> RewardSums:
+        scored = [r for r in ended if r.status.scored]
+        rewards = [r.reward for r in scored if r.reward is not None]
+        return RewardSums(
+            self.groups + 1,
+            self.rollouts + len(rewards),
+            self.rewards + sum(rewards),
+            self.squares + sum(reward * reward for reward in rewards),
+            self.spreads + (pstdev(rewards) if rewards else 0.0),
+            self.tokens + sum(r.tokens for r in scored),
+            self.turns + sum(r.turns for r in scored),
+            self.seconds + sum(r.seconds for r in scored),
+            self.tool_calls + sum(r.tool_calls for r in scored),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Sums of one training step. A delivered group belongs to the step that uses it, any other group to the step for
+    which deliveries were collected at its verdict. `settlement` writes the record with the groups it counts, so each
+    group is counted once."""
+
+    namespace: str
+    series: str
+    step: int
+    """Number of the step within the series."""
+    batch: str
+    began_at: float
+    """Time of the first verdict (Unix seconds)."""
+    ended_at: float
+    """Time of the last verdict so far."""
+    used: RewardSums = RewardSums()
+    """Delivered groups."""
+    unused: RewardSums = RewardSums()
+    """Groups that were not delivered, without those that were cancelled."""
+    all_low: int = 0
+    all_high: int = 0
+    other: int = 0
+    faulty: int = 0
+    wasted_tokens: int = 0
+    staleness: int = 0
+    """Sum over the delivered groups."""
+    most_stale: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class BatchStore(ReadingStore[BatchQueries]):
     dataset = reading(BatchQueries.dataset)
     list_datasets = reading(BatchQueries.list_datasets)
     histories = reading(BatchQueries.histories)
+    training_steps = reading(BatchQueries.training_steps)
 
     async def prune_acknowledged(self, before: float) -> int:
         """Delete the groups that were acknowledged before this time (Unix seconds), with their rollouts; return the

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollyard.kinds.batch import BatchKey
-from rollyard.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, body
+from rollyard.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, STEP_COLUMNS, body
 from rollyard.store.batch_queries import BatchQueries
-from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
+from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, StepRecord, TaskHistory
 
 
 class BatchTransaction(BatchQueries):
@@ -54,6 +54,10 @@ class BatchTransaction(BatchQueries):
             f"INSERT OR REPLACE INTO series ({', '.join(SERIES_COLUMNS)}, body) VALUES (?, ?, ?, ?, ?)",
             [*values, body(record)],
         )
+
+    def put_training_step(self, record: StepRecord) -> None:
+        values = [getattr(record, name) for name in STEP_COLUMNS]
+        self._db.execute("INSERT OR REPLACE INTO training_steps VALUES (?, ?, ?, ?, ?)", [*values, body(record)])
 
     def put_dataset(self, record: DatasetRecord) -> None:
         values = (record.namespace, record.name, record.digest, record.tasks, ",".join(record.kinds))

@@ -15,6 +15,7 @@ from rollyard.store.batch_store import BatchStore
 from rollyard.store.database import Database, open_database
 from rollyard.store.ended_allocations import EndedAllocationTable
 from rollyard.store.folder_lock import JobRun
+from rollyard.store.metric_tables import MetricTables
 from rollyard.store.object_store import ObjectStore
 from rollyard.store.pack_store import PackStore
 from rollyard.store.read_connections import Readers
@@ -48,6 +49,7 @@ class Store:
         self.packs = PackStore(database.blobs, readers, writer, clock)
         self.sessions = SessionTables(writer, readers)
         self.ended_allocations = EndedAllocationTable(writer, readers)
+        self.metrics = MetricTables(writer, readers)
         self._closed = False
 
     @classmethod

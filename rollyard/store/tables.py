@@ -174,6 +174,31 @@ CREATE TABLE usage_hours (
     prompt_tokens INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL,
     PRIMARY KEY (hour, namespace, pool)
 ) WITHOUT ROWID;
+
+-- Metrics over time; see metric_tables.py. A track is a pool, or an endpoint of a pool. `seen`: an hour before the last
+-- sample, or later.
+CREATE TABLE tracks (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL, namespace TEXT NOT NULL, pool TEXT NOT NULL, endpoint TEXT NOT NULL, seen REAL NOT NULL,
+    UNIQUE (namespace, pool, kind, endpoint)
+);
+CREATE TABLE buckets (
+    resolution INTEGER NOT NULL, start INTEGER NOT NULL, track INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (resolution, start, track)
+) WITHOUT ROWID;
+CREATE TABLE buckets_made (resolution INTEGER PRIMARY KEY, until INTEGER NOT NULL);
+CREATE TABLE scaling_decisions (
+    kind TEXT NOT NULL, namespace TEXT NOT NULL, pool TEXT NOT NULL, time REAL NOT NULL, desired INTEGER NOT NULL,
+    message TEXT NOT NULL,
+    PRIMARY KEY (kind, namespace, pool, time, desired)
+) WITHOUT ROWID;
+
+-- Sums over the groups of one training step. They stay when the groups are deleted.
+CREATE TABLE training_steps (
+    namespace TEXT NOT NULL, series TEXT NOT NULL, step INTEGER NOT NULL, batch TEXT NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (namespace, series, step, batch)
+) WITHOUT ROWID;
+CREATE INDEX steps_of_batch ON training_steps (namespace, batch);
 """
 
 

@@ -38,10 +38,14 @@ from rollyard.store.batch_records import (
     GroupState,
     LengthSums,
     PutBack,
+    RewardSums,
     SeriesRecord,
+    StepRecord,
     TaskHistory,
 )
 from rollyard.store.batch_transaction import BatchTransaction
+from rollyard.store.metric_buckets import sample
+from rollyard.store.metric_tables import BucketRange, StoredDecision, TrackKey
 from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.store.tables import SCHEMA
@@ -157,6 +161,10 @@ FORKED = AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3))
 CHECKING = AgentSpec(type="script", script="exit 1")
 """Fields that only a check may have."""
 LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
+STEP = StepRecord(
+    "default", "d", 2, "Running", 1_700_000_001.0, 1_700_000_009.0, RewardSums(1, 2, 1.5, 1.25, 0.25, 20, 4, 1.5, 6),
+    RewardSums(1, 1, 0.5, 0.25, 0.0, 10, 2, 0.5, 3), 1, 1, 1, 1, 20, 1, 1,
+)  # fmt: skip
 
 
 def put_batches(tables: BatchTransaction) -> None:
@@ -184,13 +192,14 @@ def put_batches(tables: BatchTransaction) -> None:
                 wasted_tokens=20, drained=True, staleness=1, whole_lengths=LENGTHS, delivered_lengths=LENGTHS,
             )
         )  # fmt: skip
+    tables.put_training_step(STEP)
     for number, state in enumerate(GroupState):
         tables.put_group(
             GroupRecord(
                 namespace="default", id=f"d-g{number}", series="d", number=number, pool="rolloutpool", n=2, task_index=0,
                 epoch=1, drawn_at=1_700_000_001.0, drawn_step=2, batch="Running", state=state,
                 delivery=1 if state is GroupState.DELIVERED else None, staleness=1, tries=1,
-                ended=(EndedRollout(1, Status.COMPLETED, 1.0, 10, 2, 0.5), EndedRollout(0, Status.FAILED, None, 0, 0, 0.0)),
+                ended=(EndedRollout(1, Status.COMPLETED, 1.0, 10, 2, 0.5, 3), EndedRollout(0, Status.FAILED, None, 0, 0, 0.0)),
             )
         )  # fmt: skip
 
@@ -203,6 +212,7 @@ def read_batches(tables: BatchTransaction) -> Any:
         "series": [tables.series("default", "d")],
         "batches": [tables.batch(BatchKey("default", status.value)) for status in BatchStatus],
         "groups": [tables.group("default", f"d-g{number}") for number in range(len(GroupState))],
+        "steps": [tables.training_step("default", "d", 2, "Running")],
     }
     assert all(record is not None for records in found.values() for record in records)
     tasks = [tables.task("digest", 0)]
@@ -291,6 +301,22 @@ async def read_sessions(store: Store) -> Any:
     return json.loads(json.dumps(found))
 
 
+TRACK = TrackKey("InferencePool", "default", "policy", "default/policy-ip-0")
+DECISION = StoredDecision("InferencePool", "default", "policy", 1_700_000_001.0, 2, "why")
+
+
+async def put_metrics(store: Store) -> None:
+    for i in range(5):
+        await store.metrics.record(1_700_000_000 + 20 * i, [(TRACK, sample([i, None, 1], "v1"))], [DECISION])
+
+
+async def read_metrics(store: Store) -> Any:
+    decisions = await store.metrics.decisions(*DECISION[:3], 0, 2e9)
+    (rows,) = await store.metrics.read([TRACK], BucketRange(1_699_999_980, 1_700_000_100, 60))
+    found = {"decisions": decisions, "rows": [(at, asdict(bucket)) for at, bucket in rows]}
+    return json.loads(json.dumps(found))
+
+
 async def write(folder: Path) -> Any:
     """A store with one of each kind of record; answers what is in it."""
     store = await Store.open(folder, ManualClock())
@@ -312,6 +338,8 @@ async def write(folder: Path) -> Any:
     await put_sessions(store)
     await store.ended_allocations.add(ENDED)
     ended, sessions = await ended_as_json(store), await read_sessions(store)
+    await put_metrics(store)
+    metrics = await read_metrics(store)
     await store.close()
     return {
         "objects": [obj.dump() for obj in kept],
@@ -321,6 +349,7 @@ async def write(folder: Path) -> Any:
         "missing_images": missing,
         "ended_allocations": ended,
         "sessions": sessions,
+        "metrics": metrics,
         "outcome": json.loads(OUTCOME.model_dump_json()),
     }
 

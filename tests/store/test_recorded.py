@@ -32,6 +32,7 @@ from tests.store.record import (
     put_batches,
     put_sessions,
     read_batches,
+    read_metrics,
     read_sessions,
     record_of,
     snapshots_as_json,
@@ -84,6 +85,7 @@ async def test_a_recorded_folder_opens_and_loses_nothing(recorded: Path, tmp_pat
         assert lost_fields(told["ended_allocations"], await ended_as_json(store)) == [], RULE
     if "sessions" in told:
         assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
+    assert lost_fields(told["metrics"], await read_metrics(store)) == [], RULE
     await store.close()
 
 

@@ -63,6 +63,7 @@ from rollyard.store.batch_records import (
     GroupState,
     SeriesKey,
     SeriesRecord,
+    StepRecord,
     TaskHistory,
 )
 from rollyard.store.rollout_transaction import Transaction
@@ -109,6 +110,7 @@ class Settlement:
         self._batches: dict[BatchKey, BatchRecord] = {}
         self._groups: dict[GroupKey, GroupRecord] = {}
         self._series: dict[SeriesKey, SeriesRecord] = {}
+        self._steps: dict[tuple[BatchKey, int], StepRecord] = {}
 
     def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
         """Insert a batch. It takes over the groups that earlier batches of its series left unfinished, if these groups
@@ -147,6 +149,9 @@ class Settlement:
                     self._cancel_rollouts(moved, NOT_NEEDED, "its group can no longer become informative")
                 case GroupSettled(verdict=verdict):
                     self._settle(moved, verdict)
+                    step = self._step(after, request, moved.delivery)
+                    where = "unused" if moved.delivery is None else "used"
+                    self._put_step(replace(step, **{where: getattr(step, where).plus(moved.ended)}))
                 case GroupDelivered():
                     series = self._series_of(moved.namespace, moved.series)
                     self._put_series(replace(series, delivered_lengths=series.delivered_lengths.plus(moved.ended)))
@@ -169,6 +174,7 @@ class Settlement:
         """Keep the batch that an event has changed, and count the change."""
         self._batches[after.key] = after
         self.changed.add(after.key)
+        self._count_step(before, after, request)
         self._count(BATCH_TOKENS.labels("wasted").inc, after.wasted_tokens - before.wasted_tokens)
         if after.delivered > before.delivered:
             tokens = after.delivered_lengths.tokens - before.delivered_lengths.tokens
@@ -177,6 +183,30 @@ class Settlement:
         met = after.status is BatchStatus.COMPLETED is not before.status
         if met and request.target is not None and after.ended_at is not None:
             self._count(BATCH_SECONDS_TO_TARGET.observe, after.ended_at - after.created_at)
+
+    def _step(self, batch: BatchRecord, request: BatchRequest, delivery: int | None) -> StepRecord:
+        """Return the sums of the training step that uses this delivery; None stands for the next one."""
+        step = training_step(request, batch, delivery or batch.delivered + 1)
+        return (
+            self._steps.get((batch.key, step))
+            or self._tables.training_step(batch.namespace, batch.series, step, batch.id)
+            or StepRecord(batch.namespace, batch.series, step, batch.id, began_at=self._now, ended_at=self._now)
+        )
+
+    def _put_step(self, step: StepRecord) -> None:
+        key = BatchKey(step.namespace, step.batch), step.step
+        self._steps[key] = replace(step, ended_at=self._now)
+
+    def _count_step(self, before: BatchRecord, after: BatchRecord, request: BatchRequest) -> None:
+        """Add the changes of the batch's counters to its training step."""
+        counters = ("all_low", "all_high", "other", "faulty", "wasted_tokens", "staleness")
+        grown = {name: getattr(after, name) - getattr(before, name) for name in counters}
+        if not any(grown.values()):
+            return
+        delivered = after.delivered if after.delivered > before.delivered else None
+        step = self._step(after, request, delivered)
+        changes = {name: getattr(step, name) + grown[name] for name in counters}
+        self._put_step(replace(step, **changes, most_stale=max(step.most_stale, grown["staleness"])))
 
     def _count(self, metric: Callable[[float], None], amount: float = 1) -> None:
         """Call this method of a metric after the commit."""
@@ -202,6 +232,8 @@ class Settlement:
             self._tables.put_group(group)
         for series in self._series.values():
             self._tables.put_series(series)
+        for step in self._steps.values():
+            self._tables.put_training_step(step)
         self._groups.clear()
 
     def _count_end(self, record: RolloutRecord) -> None:
@@ -350,11 +382,9 @@ class Settlement:
         running = [active_seconds(record, self._now) for record in records if record is not None]
         lengths = discarded_lengths(group, running, history, series.whole_lengths, share)
         self._put_series(replace(series, whole_lengths=series.whole_lengths + lengths))
-        self._batches[key] = replace(
-            batch,
-            wasted_tokens=batch.wasted_tokens + group.tokens,
-            whole_lengths=batch.whole_lengths + lengths,
-        )
+        wasted = replace(batch, wasted_tokens=batch.wasted_tokens + group.tokens)
+        self._count_step(batch, wasted, request)
+        self._batches[key] = replace(wasted, whole_lengths=batch.whole_lengths + lengths)
         self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
         self._count(BATCH_GROUPS.labels("cancelled").inc)
         self._count(BATCH_TOKENS.labels("wasted").inc, group.tokens)
@@ -387,6 +417,7 @@ def ended_rollout(record: RolloutRecord) -> EndedRollout:
         int(summary.get("tokens") or 0),
         int(summary.get("turns") or 0),
         round(seconds, 3),
+        int(summary.get("tool_calls") or 0),
     )
 
 
