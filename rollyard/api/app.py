@@ -15,6 +15,7 @@ from rollyard.api import (
     endpoints,
     engine,
     error_status,
+    evaluations,
     forks,
     health,
     images,
@@ -47,8 +48,8 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
-    rollouts, batches, datasets, usage, snapshots, forks, images, sessions, tokens, node, attach, engine, metrics,
-    metric_history, page,
+    rollouts, batches, datasets, evaluations, usage, snapshots, forks, images, sessions, tokens, node, attach, engine,
+    metrics, metric_history, page,
 )  # fmt: skip
 WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
 """Modules that keep something in the application."""

@@ -11,7 +11,7 @@ import pydantic
 from aiohttp import hdrs, web
 
 from rollyard.api import request_bodies
-from rollyard.api.query_parameters import accepts, namespace_of
+from rollyard.api.query_parameters import accepts, integer, namespace_of
 from rollyard.api.services import SERVICES
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
@@ -25,6 +25,8 @@ from rollyard.store.batch_records import DatasetRecord
 MAX_BYTES = 256 << 20
 _UPLOADS = web.AppKey("dataset-uploads", ByteBudget)
 """Limit on the total bytes of the uploads that are in the server's memory at the same time."""
+MAX_READ_TASKS = 500
+"""Greatest number of tasks in one answer."""
 LINES_A_TURN = 200
 SCANNED_LINES_A_TURN = 50_000
 """Number of tasks that the parser thread reads, and of lines that it looks at, before it lets other work run."""
@@ -40,6 +42,7 @@ def routes() -> list[web.RouteDef]:
         web.put("/v1/datasets/{name}", _put),
         web.get("/v1/datasets", _list),
         web.get("/v1/datasets/{name}", _get),
+        web.get("/v1/datasets/{name}/tasks", _tasks),
         web.delete("/v1/datasets/{name}", _delete),
     ]
 
@@ -130,14 +133,28 @@ async def _list(request: web.Request) -> web.Response:
 @accepts("namespace")
 async def _get(request: web.Request) -> web.Response:
     """Read a dataset's digest and size, and the history of its tasks."""
+    found = await _find(request)
+    histories = await request.app[SERVICES].store.batches.histories(found.namespace, found.name)
+    streaks = Counter(h.streak for h in histories)
+    known = DatasetHistory(tasks=len(histories), informative=streaks.pop(0, 0), streaks=dict(sorted(streaks.items())))
+    return web.json_response(_view(found, known))
+
+
+async def _find(request: web.Request) -> DatasetRecord:
     namespace, name = namespace_of(request), request.match_info["name"]
     found = await request.app[SERVICES].store.batches.dataset(namespace, name)
     if found is None:
         raise NotFound(f"dataset {name!r} not found in namespace {namespace!r}")
-    histories = await request.app[SERVICES].store.batches.histories(namespace, name)
-    streaks = Counter(h.streak for h in histories)
-    known = DatasetHistory(tasks=len(histories), informative=streaks.pop(0, 0), streaks=dict(sorted(streaks.items())))
-    return web.json_response(_view(found, known))
+    return found
+
+
+@accepts("namespace", "after", "limit")
+async def _tasks(request: web.Request) -> web.Response:
+    """Read a dataset's tasks as JSON lines, in their order. `after`: number of tasks to leave out."""
+    found = await _find(request)
+    start, limit = integer(request, "after", 0), integer(request, "limit", MAX_READ_TASKS, least=1)
+    tasks = await request.app[SERVICES].store.batches.tasks(found.digest, start, min(limit, MAX_READ_TASKS))
+    return web.Response(text="".join(f"{task}\n" for task in tasks), content_type="application/jsonl")
 
 
 @accepts("namespace")

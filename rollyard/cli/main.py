@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": ("doctor", "Check this machine and its cluster."),
     "endpoints": ("endpoints", "Show, add and remove model servers of an InferencePool."),
     "events": ("objects", "Show events, oldest first."),
+    "eval": ("evaluations", "Evaluate a policy on a set of tasks, and compare evaluations."),
     "exec": ("exec", "Run a command in the sandbox of a running rollout, or of a failed one that is kept."),
     "explain": ("explain", "Describe a kind or one of its fields."),
     "get": ("objects", "Show objects of one kind, or of several: `get ip,rp`."),
@@ -50,7 +51,7 @@ COMMANDS = {
 }
 """The module of each command, and the command's line in the help. The module has a function with the command's name, in
 which `_` stands for `-`."""
-_FUNCTIONS = {"exec": "exec_", "try": "try_"}
+_FUNCTIONS = {"eval": "eval_", "exec": "exec_", "try": "try_"}
 """Commands whose names are words of Python."""
 
 

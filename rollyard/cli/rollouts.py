@@ -59,6 +59,12 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
     type=DURATION,
     help="keep the sandbox of a failed attempt for this time, such as 90s, 10m or 2h, for `rollyard exec`",
 )
+@click.option(
+    "--mode",
+    type=click.Choice(["train", "eval"]),
+    default="train",
+    help="label that is stored with the trajectories  [default: train]",
+)
 @click.option("--wait", is_flag=True, help="wait until all have ended; exit code 1 if one ended without a score")
 @click.option(
     "-o",
@@ -81,6 +87,7 @@ async def submit(
     checked: Chosen,
     id_prefix: str,
     keep_failed: float | None,
+    mode: str,
     wait: bool,
     form: str,
 ) -> None:
@@ -90,7 +97,7 @@ async def submit(
             f"--id-prefix {id_prefix!r}: write only letters, digits and . _ : - and start with a letter or a digit"
         )
     prefix = id_prefix or f"run-{secrets.token_hex(4)}"
-    given: dict[str, Any] = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
+    given: dict[str, Any] = {"pool": pool, "n": n, "mode": mode, "sampling": sampling_of(temperature, sampling)}
     if keep_failed is not None:
         given["budgets"] = {"keep_failed_seconds": math.ceil(keep_failed)}
     numbered = read_tasks(file, prefix, given, None if image is None else given_image(image, os.getcwd()))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.attachment import Attachment, attach
-from rollyard.client.batch_client import BatchClient
-from rollyard.client.rollout_client import RolloutClient
+from rollyard.client.evaluation_client import EvaluationClient
 from rollyard.client.usage_client import UsageClient
 from rollyard.client.weights_client import WeightsClient
 from rollyard.client.weights_push import WeightsPush
@@ -27,7 +26,7 @@ from rollyard.wire.attach import Start
 log = logging.getLogger(__name__)
 
 
-class AsyncClient(WeightsClient, RolloutClient, BatchClient, UsageClient):
+class AsyncClient(WeightsClient, EvaluationClient, UsageClient):
     """The whole API for people and trainers. Use an `AsyncClient` as an async context manager."""
 
     async def server_version(self) -> str:

@@ -43,6 +43,17 @@ class BatchClient(ApiClient):
             await self._http.json("GET", f"/v1/datasets/{name}", query=self._http.query(namespace))
         )
 
+    async def dataset_tasks(self, name: str, namespace: str | None = None) -> list[Task]:
+        """Return all tasks of a dataset, in their order. Raises NotFound."""
+        found = list[Task]()
+        while True:
+            query = self._http.query(namespace, after=str(len(found)))
+            _, data = await self._http.get_bytes(f"/v1/datasets/{name}/tasks", query, "application/jsonl")
+            page = [Task.model_validate_json(line) for line in data.splitlines()]
+            found += page
+            if not page:
+                return found
+
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
         """Delete a dataset, the history of its tasks, and the record of which task is drawn next. If a batch
         of this dataset ended with unfinished groups, and these groups wait for a later batch, they are cancelled.

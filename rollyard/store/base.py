@@ -115,6 +115,9 @@ class RolloutRecord:
         needed = [self.eval_image or run] if self.stage is Stage.EVAL else [run, self.eval_image]
         return [image for image in needed if image]
 
+    task: str = ""
+    """Digest of the task (`Task.digest`)."""
+
     @property
     def key(self) -> RolloutKey:
         return RolloutKey(self.namespace, self.id)
@@ -131,6 +134,26 @@ class RolloutRecord:
     @property
     def leased(self) -> bool:
         return self.holder is not None
+
+    # Parts of `error` and `summary`, by which rollouts are searched. None: not known.
+
+    @property
+    def reason(self) -> str | None:
+        return self.error.reason if self.error is not None else None
+
+    @property
+    def tokens(self) -> int | None:
+        return self.summary.get("tokens")
+
+    @property
+    def turns(self) -> int | None:
+        return self.summary.get("turns")
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds in all stages of the last attempt."""
+        found = [float(t) for stage in Stage if (t := self.summary.get(stage.lower())) is not None]
+        return round(sum(found), 3) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,11 @@ class BatchQueries:
         ).fetchone()
         return str(row[0]) if row else None
 
+    def tasks(self, digest: str, start: int, limit: int) -> list[str]:
+        """Return the tasks with indices from `start` on, as JSON."""
+        query = "SELECT body FROM dataset_tasks WHERE digest = ? AND idx >= ? ORDER BY idx LIMIT ?"
+        return [body for (body,) in self._db.execute(query, (digest, start, limit))]
+
     def stored_tasks(self, digest: str) -> int:
         """Number of tasks under this digest: the greatest index plus 1."""
         (last,) = self._db.execute("SELECT max(idx) FROM dataset_tasks WHERE digest = ?", (digest,)).fetchone()

@@ -38,6 +38,7 @@ class BatchStore(ReadingStore[BatchQueries]):
     list_datasets = reading(BatchQueries.list_datasets)
     histories = reading(BatchQueries.histories)
     training_steps = reading(BatchQueries.training_steps)
+    tasks = reading(BatchQueries.tasks)
 
     async def prune_acknowledged(self, before: float) -> int:
         """Delete the groups that were acknowledged before this time (Unix seconds), with their rollouts; return the

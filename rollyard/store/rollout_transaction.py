@@ -11,7 +11,14 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import CHECK, STAGES_LAST_FIRST, Stage
-from rollyard.store import metadata_items, missing_image_rows, row_codec, snapshot_table, usage_hours
+from rollyard.store import (
+    evaluation_store,
+    metadata_items,
+    missing_image_rows,
+    row_codec,
+    snapshot_table,
+    usage_hours,
+)
 from rollyard.store.base import (
     BlobRef,
     GroupVersions,
@@ -52,6 +59,7 @@ class Transaction(RolloutQueries):
         if record.status.terminal:
             self._update_counts(record)
             usage_hours.add(self._db, record)
+            evaluation_store.add_result(self._db, record)
         return record
 
     def _insert(self, record: RolloutRecord) -> RolloutRecord:

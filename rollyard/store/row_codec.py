@@ -49,13 +49,16 @@ _CODECS: dict[str, Codec] = {
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
 _FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
-_FIXED |= {"min_weights_version", "weights", "queue_rank", "metadata"}
-_MOVING = [name for name in _COLUMNS if name not in _FIXED]
+_FIXED |= {"min_weights_version", "weights", "queue_rank", "metadata", "task"}
+_DERIVED = ["reason", "tokens", "turns", "seconds"]
+"""Properties of a record that are columns too, for searches. They are written, and never read back."""
+_WRITTEN = [*_COLUMNS, *_DERIVED]
+_MOVING = [name for name in _WRITTEN if name not in _FIXED]
 
-_NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
+_NAMES = {name: f'"{name}"' for name in [*_FIELDS, *_DERIVED]} | {"request": "body"}
 
 _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
-INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _WRITTEN)}) VALUES ({', '.join('?' * len(_WRITTEN))})"
 """Statement for the values of `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
 """Statement for the values of `to_moving`, followed by the seq. It changes neither terminal records nor the fields in
@@ -93,7 +96,7 @@ def _translate(values: Iterable[Any], coded: list[tuple[int, Callable[[Any], Any
     return row
 
 
-to_row = _encoder(_COLUMNS)
+to_row = _encoder(_WRITTEN)
 to_moving = _encoder(_MOVING)
 _DECODE = [(i, _CODECS[n][1]) for i, n in enumerate(_FIELDS) if n in _CODECS]
 

@@ -14,6 +14,7 @@ from rollyard.store import objects, tables
 from rollyard.store.batch_store import BatchStore
 from rollyard.store.database import Database, open_database
 from rollyard.store.ended_allocations import EndedAllocationTable
+from rollyard.store.evaluation_store import EvaluationStore
 from rollyard.store.folder_lock import JobRun
 from rollyard.store.metric_tables import MetricTables
 from rollyard.store.object_store import ObjectStore
@@ -50,6 +51,7 @@ class Store:
         self.sessions = SessionTables(writer, readers)
         self.ended_allocations = EndedAllocationTable(writer, readers)
         self.metrics = MetricTables(writer, readers)
+        self.evaluations = EvaluationStore(writer, readers)
         self._closed = False
 
     @classmethod

@@ -45,12 +45,22 @@ CREATE TABLE rollouts (
     eval_image TEXT NOT NULL DEFAULT '',
     metadata TEXT NOT NULL DEFAULT '{}',
     -- Changes of the rollout so far; see RolloutRecord.history.
-    history TEXT NOT NULL DEFAULT ''
+    history TEXT NOT NULL DEFAULT '',
+    -- Digest of the task.
+    task TEXT NOT NULL DEFAULT '',
+    -- Parts of `error` and `summary`, by which rollouts are searched: the error's reason, sampled tokens, turns, and
+    -- seconds in all stages.
+    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL
 );
 -- The rollouts' requests. A request may be large and never changes, but the row in `rollouts` is written at each step.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
 
 CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
+-- This index has all columns by which rollouts are searched, so a search reads the table only for what it has found.
+CREATE INDEX rollouts_searched ON rollouts (
+    namespace, seq, pool, "group", task_kind, mode, status, reason, reward, tokens, turns, seconds, created_at, finished_at,
+    task
+);
 CREATE INDEX rollouts_by_pool ON rollouts (namespace, pool, seq);
 CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "group" IS NOT NULL;
 CREATE INDEX rollouts_queued
@@ -199,6 +209,18 @@ CREATE TABLE training_steps (
     PRIMARY KEY (namespace, series, step, batch)
 ) WITHOUT ROWID;
 CREATE INDEX steps_of_batch ON training_steps (namespace, batch);
+
+CREATE TABLE evaluations (
+    seq INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL, name TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL, UNIQUE (namespace, name)
+);
+-- Results of evaluations' rollouts. They are inserted when a rollout ends, and outlive the rollouts.
+CREATE TABLE evaluation_results (
+    namespace TEXT NOT NULL, evaluation TEXT NOT NULL, task TEXT NOT NULL, rollout TEXT NOT NULL,
+    kind TEXT NOT NULL, metadata TEXT NOT NULL, status TEXT NOT NULL, reason TEXT, reward REAL, weights_version TEXT,
+    tokens INTEGER, turns INTEGER, seconds REAL, finished_at REAL,
+    PRIMARY KEY (namespace, evaluation, task, rollout)
+) WITHOUT ROWID;
 """
 
 

@@ -1,4 +1,4 @@
-"""Checks of tasks, and old results that are scored again, without any model server."""
+"""Checks of tasks, old results that are scored again, without any model server; then evaluations, with one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,17 @@ from rollyard.client import AsyncClient, rollout_client
 from rollyard.client.repeated_runs import RepeatedRuns, Variant
 from rollyard.client.task_report import TaskReport
 from rollyard.core.errors import Invalid
+from rollyard.kinds.evaluation import EvaluationState
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Status
 from rollyard.kinds.task import Task
 from tests.support import planted_tasks
-from tests.support.yard import ROOT, Yard, end
+from tests.support.live_weights import other_weights
+from tests.support.yard import MODEL, ROOT, Yard, end
 
 pytestmark = [pytest.mark.slow(20), pytest.mark.asyncio(loop_scope="module")]
 
 FAULTS = ["sound", "broken", "free", "flaky", "slow", "no-verdict", "unsolved"]
+LIMIT = {"eval": {"timeoutSeconds": 2 * planted_tasks.SLOW_SECONDS - 1}}
 SQUARE = {
     "kind": "code",
     "problem": "Write f(x), the square of x, into /workspace/f.py.",
@@ -41,9 +44,8 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     made = Yard(tmp_path_factory.mktemp("yard"))
     made.env["PYTHONPATH"] = planted_tasks.install(made.folder / "plugin")
     made.start()
-    limit = {"timeoutSeconds": 2 * planted_tasks.SLOW_SECONDS - 1}
     async with made.client() as client:
-        await made.apply(client, policy={"replicas": 0}, demo={"replicas": 1, "stages": {"eval": limit}})
+        await made.apply(client, policy={"replicas": 0}, demo={"replicas": 1, "stages": LIMIT})
     yield made
     await end(made)
 
@@ -218,3 +220,103 @@ async def test_the_agents_files_are_scored_again(yard: Yard) -> None:
     wrong = json.dumps({**task, "cases": [{"call": "f(5)", "expect": "26"}]})
     out, _ = await yard.rollyard("tasks", "regrade", "more.files", "--task", wrong, "--name", "wrong")
     assert out.splitlines()[-1] == "1 rollouts: 1 down; mean reward 1.000 -> 0.000", out
+
+
+# Evaluations, with a model server for the same pools.
+
+SHORT = ("--sampling", "max_tokens=8", "--temperature", "0")
+NOTHING_WRITTEN = "None"
+"""The model writes nothing, so a task that expects this is solved."""
+
+
+def _planted(fault: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "planted", "fault": fault, **more}
+
+
+SOLVED = _planted("sound", expected=NOTHING_WRITTEN, metadata={"level": "easy"})
+UNSOLVED = _planted("sound", metadata={"level": "hard"})
+HALF = _planted("free", metadata={"level": "hard"})
+
+
+def _begin(yard: Yard, words: Sequence[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rollyard.cli.main", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=yard.user_env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+async def test_a_killed_evaluation_goes_on_and_a_fault_changes_nothing_but_the_number_of_faults(
+    yard: Yard, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gated = {**SOLVED, "gate": str(gate)}
+    file = _file(tmp_path, [SOLVED, UNSOLVED, HALF, gated, SOLVED])
+    given = f"--dataset {file} --pool demo --k 2 --name night --by level"
+    words = ["eval", "run", *given.split(), *SHORT]
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1, "stages": LIMIT})
+        await yard.ready(client)
+        evaluating = _begin(yard, words)
+
+        async def half_way() -> dict[str, RolloutView] | None:
+            found = await _rollouts(client, "night")
+            ended = {id: view for id, view in found.items() if view.status.terminal}
+            return ended if (len(ended), len(found)) == (6, 8) else None
+
+        before = await yard.until(half_way)
+        evaluating.kill()
+        await asyncio.to_thread(evaluating.communicate)
+        yard.kill()
+        yard.start()
+        running = await client.evaluation("night")
+        assert (running.state, running.ended) == (EvaluationState.RUNNING, 6), "the results are on the server"
+        faulty = f"night.{Task.model_validate(gated).digest}.eval.0"
+        await client.cancel(faulty)
+        evaluating = _begin(yard, words)
+        assert evaluating.stderr is not None
+        opening = await asyncio.to_thread(evaluating.stderr.readline)
+        assert "4 tasks x 2 = 8 rollouts. If it is interrupted, the same command goes on" in opening
+        gate.touch()
+        out, _ = await asyncio.to_thread(evaluating.communicate)
+        after = await _rollouts(client, "night")
+        assert (len(after), {view.mode for view in after.values()}) == (8, {"eval"})
+        assert {id: view for id, view in after.items() if id in before} == before, "nothing ran twice"
+        lines = [line.split() for line in out.splitlines()]
+        assert "7 with a reward, 1 faults (Cancelled 1)" in out
+        assert ["mean", "reward", "0.625"] in [line[:3] for line in lines], out
+        assert ["easy", "2", "3", "1", "1.000"] in [line[:5] for line in lines]
+        assert ["hard", "2", "4", "0", "0.250"] in [line[:5] for line in lines]
+
+        view = await client.evaluation("night")
+        assert (view.state, view.faults) == (EvaluationState.COMPLETED, {"Cancelled": 1})
+        assert [view.statistics.pass_at[1].value, view.statistics.pass_at[2].tasks] == [0.5, 3]
+        again, err = await yard.rollyard(*words)
+        assert (again, "which have all ended earlier" in err) == (out, True)
+        out, _ = await yard.rollyard("eval", "show", "night", "--tasks")
+        assert [line.split()[2] for line in out.splitlines()[-4:]] == ["0.000", "0.500", "1.000", "1.000"], out
+
+
+async def test_weights_versions_are_evaluated_one_after_the_other_and_compared(yard: Yard, tmp_path: Path) -> None:
+    """Runs after the test above, which has started a model server."""
+    async with yard.client() as client:
+        await client.put_dataset("three", [SOLVED, UNSOLVED, HALF])
+        other = other_weights(MODEL, tmp_path / "other")
+        words = ("eval", "run", "--dataset", "three", "--pool", "demo", "--k", "1", *SHORT, "--name", "w")
+        await client.submit(
+            [RolloutRequest(id="busy", pool="demo", task=Task(kind="planted", fault="x", gate="/nowhere"))]
+        )
+        _, err = await yard.rollyard(*words, "--weights", f"one={MODEL},two={other}", code=1)
+        assert "has unfinished rollouts of others (1 in rolloutpool/demo)" in err
+        await client.cancel("busy")
+        _, err = await yard.rollyard(*words, "--weights", "nonesuch", code=1)
+        assert "has never served weights 'nonesuch'; write nonesuch=FOLDER" in err
+        out, _ = await yard.rollyard(*words, "--weights", f"one={MODEL},two={other}")
+        assert "w-one and w-two: 3 tasks with a reward in both" in out
+        found = {one.request.name: one for one in await client.evaluations()}
+        assert [found[f"w-{version}"].weights_versions for version in ("one", "two")] == [{"one": 3}, {"two": 3}]
+        assert found["w-one"].mean_reward == found["w-two"].mean_reward == 0.5
+        assert (await client.weights_status("default", "policy")).current.version == "two"  # type: ignore[union-attr]
+        out, _ = await yard.rollyard("eval", "compare", "w-one", "night", "-o", "json")
+        assert [json.loads(out)[word] for word in ("tasks", "only_first", "only_second", "same")] == [3, 0, 1, 3]
+        listed, _ = await yard.rollyard("eval", "list")
+        assert [line.split()[0] for line in listed.splitlines()] == ["NAME", "w-two", "w-one", "night"]
+        assert "evaluation/w-one deleted" in (await yard.rollyard("eval", "delete", "w-one"))[0]

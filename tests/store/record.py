@@ -22,6 +22,7 @@ from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredC
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus, DatasetRef
+from rollyard.kinds.evaluation import EvaluationKey, EvaluationRequest
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import AgentSpec, ForkPoint, RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
@@ -151,6 +152,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         image="docker://registry.example/swe:v1",
         eval_image="docker://registry.example/swe-tests:v1",
         metadata={"difficulty": "hard"},
+        task="5f1c5f1c5f1c5f1c",
         queue_rank=3.0,
         history='[1700000001.0,"Leased",2,"INIT",{"node":"n1"}]\n',
     )
@@ -269,6 +271,18 @@ ENDED = EndedAllocation(
 )  # fmt: skip
 
 
+EVALUATION = EvaluationRequest(
+    name="e", pool="rolloutpool", dataset="d", tasks=2, tasks_digest="5f1c" * 16, k=4, weights_version="v2",
+    sampling=LEASE.sampling, agent=LEASE.agent, budgets=LEASE.budgets,
+)  # fmt: skip
+
+
+async def evaluation_as_json(store: Store) -> Any:
+    found = await store.evaluations.get(EvaluationKey("default", "e"))
+    assert found is not None
+    return {"created_at": found.created_at, "request": found.request.model_dump(mode="json")}
+
+
 async def ended_as_json(store: Store) -> Any:
     return [one.model_dump(mode="json") for one in await store.ended_allocations.since(0.0)]
 
@@ -337,7 +351,12 @@ async def write(folder: Path) -> Any:
     missing = await store.rollouts.transact(missing_as_json)
     await put_sessions(store)
     await store.ended_allocations.add(ENDED)
-    ended, sessions = await ended_as_json(store), await read_sessions(store)
+    await store.evaluations.create("default", EVALUATION, 1_700_000_000.0)
+    ended, sessions, evaluation = (
+        await ended_as_json(store),
+        await read_sessions(store),
+        await evaluation_as_json(store),
+    )
     await put_metrics(store)
     metrics = await read_metrics(store)
     await store.close()
@@ -348,6 +367,7 @@ async def write(folder: Path) -> Any:
         "snapshots": snapshots,
         "missing_images": missing,
         "ended_allocations": ended,
+        "evaluation": evaluation,
         "sessions": sessions,
         "metrics": metrics,
         "outcome": json.loads(OUTCOME.model_dump_json()),

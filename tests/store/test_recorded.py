@@ -22,11 +22,13 @@ from rollyard.trajectory import Outcome, Trajectory
 from rollyard.trajectory.columns import decode
 from tests.store.record import (
     ENDED,
+    EVALUATION,
     FOLDER,
     MISSING,
     SCHEMA,
     as_json,
     ended_as_json,
+    evaluation_as_json,
     missing_as_json,
     objects,
     put_batches,
@@ -83,6 +85,8 @@ async def test_a_recorded_folder_opens_and_loses_nothing(recorded: Path, tmp_pat
         assert lost_fields(told["missing_images"], await store.rollouts.transact(missing_as_json)) == [], RULE
     if "ended_allocations" in told:
         assert lost_fields(told["ended_allocations"], await ended_as_json(store)) == [], RULE
+    if "evaluation" in told:
+        assert lost_fields(told["evaluation"], await evaluation_as_json(store)) == [], RULE
     if "sessions" in told:
         assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
     assert lost_fields(told["metrics"], await read_metrics(store)) == [], RULE
@@ -131,6 +135,8 @@ async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) ->
     batches, sessions = await _filled_today(tmp_path)
     assert lost_fields(_names(batches), _names(told["batches"])) == [], later
     assert lost_fields(_names(sessions), _names(told["sessions"])) == [], later
+    evaluation = json.loads(EVALUATION.model_dump_json())
+    assert lost_fields(_names(evaluation), _names(told["evaluation"]["request"])) == [], later
     assert _names(ENDED.model_dump(mode="json")) == _names(told["ended_allocations"][0]), later
     assert _names(json.loads(json.dumps(asdict(MISSING)))) == _names(told["missing_images"][0]), later
 

@@ -36,6 +36,7 @@ def expand(
     image, eval_image = (
         normal_form(name)[:MAX_IMAGE_CHARS] if name else "" for name in (task.image, task.evaluator_image)
     )
+    task_digest = task.digest
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
@@ -61,6 +62,7 @@ def expand(
                 stage=Stage.INIT if request.regrade_of is None else Stage.EVAL,
                 eval_image=eval_image if eval_image != image else "",
                 metadata=task.metadata,
+                task=task_digest,
             )
         )
     return records

@@ -1,0 +1,134 @@
+"""Routes of evaluations: create, list, read, compare, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from aiohttp import web
+
+from rollyard.api import request_bodies
+from rollyard.api.error_status import validated
+from rollyard.api.query_parameters import accepts, integer, namespace_of
+from rollyard.api.services import SERVICES, Services
+from rollyard.core.errors import BadRequest, NotFound
+from rollyard.kinds.base import WireModel
+from rollyard.kinds.evaluation import FULL_REWARD, ROUNDING, EvaluatedTasks, EvaluationKey, EvaluationRequest
+from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.server.evaluations.evaluation_view import comparison, evaluated_tasks, summary, view
+from rollyard.store.base import RolloutFilter
+from rollyard.store.evaluation_store import EvaluationResult, StoredEvaluation
+
+DEFAULT_LISTED, MAX_LISTED = 100, 500
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/evaluations", _create),
+        web.get("/v1/evaluations", _list),
+        web.get("/v1/evaluations/{name}", _get),
+        web.get("/v1/evaluations/{name}/tasks", _tasks),
+        web.get("/v1/evaluations/{name}/comparison", _comparison),
+        web.delete("/v1/evaluations/{name}", _delete),
+    ]
+
+
+@accepts("namespace")
+async def _create(request: web.Request) -> web.Response:
+    """Create an evaluation, whose rollouts the client submits. The answer is 201 if the evaluation is new, 200 if an equal
+    one exists."""
+    services, namespace = request.app[SERVICES], namespace_of(request)
+    wanted = validated(EvaluationRequest, await request_bodies.read_message(request), "the evaluation")
+    example = {"pool": wanted.pool, "task": {"kind": "math"}, **wanted.rollout_fields()}
+    checked = validated(RolloutRequest, example, "the evaluation")
+    await services.request_checks.check_pools(namespace, [checked])
+    new = await services.store.evaluations.create(namespace, wanted, services.clock.time())
+    stored = await _find(services, EvaluationKey(namespace, wanted.name))
+    found = summary(stored, await services.store.evaluations.tally(stored))
+    return web.json_response(found.model_dump(mode="json"), status=201 if new else 200)
+
+
+@accepts("namespace", "limit")
+async def _list(request: web.Request) -> web.Response:
+    """List evaluations, newest first."""
+    services, namespace = request.app[SERVICES], namespace_of(request)
+    limit = min(integer(request, "limit", DEFAULT_LISTED, least=1), MAX_LISTED)
+    found = [summary(*one) for one in await services.store.evaluations.newest(namespace, limit)]
+    return web.json_response({"evaluations": [one.model_dump(mode="json") for one in found]})
+
+
+@accepts("namespace", "solved_at", "by")
+async def _get(request: web.Request) -> web.Response:
+    """Read an evaluation with its statistics. `solved_at`: least reward of a solved task. `by`: `kind`, or a name of the tasks'
+    metadata, whose values have statistics of their own."""
+    services, solved_at, by = request.app[SERVICES], _solved_at(request), request.query.get("by")
+    stored, results = await _with_results(services, _key(request))
+    tally = await services.store.evaluations.tally(stored)
+    return await _answer(lambda: view(stored, tally, results, solved_at, by))
+
+
+@accepts("namespace")
+async def _tasks(request: web.Request) -> web.Response:
+    """Read an evaluation's results, task by task."""
+    stored, results = await _with_results(request.app[SERVICES], _key(request))
+    return await _answer(lambda: EvaluatedTasks(tasks=evaluated_tasks(stored.request, results)))
+
+
+@accepts("namespace", "with", "solved_at")
+async def _comparison(request: web.Request) -> web.Response:
+    """Compare an evaluation with another one, task by task. `with`: name of the other one."""
+    services, other = request.app[SERVICES], request.query.get("with")
+    if not other:
+        raise BadRequest("name the evaluation to compare with: `with`")
+    solved_at = _solved_at(request)
+    first = await _with_results(services, _key(request))
+    second = await _with_results(services, EvaluationKey(namespace_of(request), other))
+    return await _answer(lambda: comparison(first, second, solved_at))
+
+
+@accepts("namespace")
+async def _delete(request: web.Request) -> web.Response:
+    """Delete an evaluation with its results, and cancel its unfinished rollouts."""
+    services, key = request.app[SERVICES], _key(request)
+    if not await services.store.evaluations.delete(key):
+        raise _not_found(key)
+    live = tuple(status for status in Status if not status.terminal)
+    filter = RolloutFilter(namespace=key.namespace, group=key.name, status=live)
+    return web.json_response({"name": key.name, "cancelled": await services.rollouts.cancel_matching(filter)})
+
+
+def _key(request: web.Request) -> EvaluationKey:
+    return EvaluationKey(namespace_of(request), request.match_info["name"])
+
+
+async def _find(services: Services, key: EvaluationKey) -> StoredEvaluation:
+    stored = await services.store.evaluations.get(key)
+    if stored is None:
+        raise _not_found(key)
+    return stored
+
+
+async def _with_results(services: Services, key: EvaluationKey) -> tuple[StoredEvaluation, list[EvaluationResult]]:
+    return await _find(services, key), await services.store.evaluations.results(key)
+
+
+async def _answer(made: Callable[[], WireModel]) -> web.Response:
+    """Make the answer in a thread, because statistics take time."""
+    text = await asyncio.to_thread(lambda: made().model_dump_json())
+    return web.Response(text=text, content_type="application/json")
+
+
+def _not_found(key: EvaluationKey) -> NotFound:
+    return NotFound(f"evaluation {key.name!r} not found in namespace {key.namespace!r}")
+
+
+def _solved_at(request: web.Request) -> float:
+    text = request.query.get("solved_at")
+    try:
+        value = float(text) if text is not None else FULL_REWARD - ROUNDING
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRequest(f"solved_at must be a reward, such as 0.5, not {str(text)[:40]!r}")
+    return value

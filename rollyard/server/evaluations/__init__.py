@@ -1,0 +1,1 @@
+"""Evaluations: statistics over the rewards of a set of tasks, and their comparison. Pure."""

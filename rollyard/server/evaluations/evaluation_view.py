@@ -1,0 +1,237 @@
+"""Evaluations as people and programs see them, from their results. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from rollyard.kinds import task_metadata
+from rollyard.kinds.evaluation import (
+    Difference,
+    Estimate,
+    EvaluatedTask,
+    EvaluationComparison,
+    EvaluationRequest,
+    EvaluationState,
+    EvaluationStatistics,
+    EvaluationSummary,
+    EvaluationView,
+    StatisticsGroup,
+    TaskChange,
+)
+from rollyard.server.evaluations.statistics import (
+    EQUAL,
+    PairedTest,
+    TaskMeans,
+    compare,
+    mean_reward,
+    numbers_of_k,
+    pass_all_k,
+    pass_at_k,
+    pass_rate,
+    solved,
+)
+from rollyard.store.evaluation_store import EvaluationResult, EvaluationTally, StoredEvaluation, metadata_of
+
+KIND = "kind"
+"""Field of a task by which statistics are grouped, beside the names of its metadata."""
+NO_VALUE = "(none)"
+MAX_GROUPS = 200
+"""Greatest number of groups in a view; the rest is one more group."""
+
+
+def evaluated_tasks(request: EvaluationRequest, results: Sequence[EvaluationResult]) -> list[EvaluatedTask]:
+    """Return the results task by task. `results`: in order of the tasks."""
+    return [_task(request, list(found)) for _, found in groupby(results, key=lambda result: result.task)]
+
+
+def _task(request: EvaluationRequest, results: Sequence[EvaluationResult]) -> EvaluatedTask:
+    rewards, faults, others = list[float](), Counter[str](), 0
+    for result in results:
+        if result.reward is None:
+            faults[result.reason or result.status.value] += 1
+        elif _is_of_other_version(request, result):
+            others += 1
+        else:
+            rewards.append(result.reward)
+    return EvaluatedTask(
+        task=results[0].task,
+        kind=results[0].kind,
+        metadata=metadata_of(results[0]),
+        rewards=rewards,
+        faults=dict(faults.most_common()),
+        other_version=others,
+        rollouts=[result.rollout for result in results],
+    )
+
+
+def _is_of_other_version(request: EvaluationRequest, result: EvaluationResult) -> bool:
+    return request.weights_version is not None and result.weights_version != request.weights_version
+
+
+def summary(stored: StoredEvaluation, tally: EvaluationTally) -> EvaluationSummary:
+    return EvaluationSummary(**_summary_fields(stored, tally))
+
+
+def view(
+    stored: StoredEvaluation,
+    tally: EvaluationTally,
+    results: Sequence[EvaluationResult],
+    solved_at: float,
+    by: str | None,
+) -> EvaluationView:
+    """Return an evaluation with its statistics. `by`: also those of each kind of task, or of each value of this name in the
+    tasks' metadata."""
+    tasks, k = evaluated_tasks(stored.request, results), stored.request.k
+    unseen = stored.request.tasks - len(tasks)
+    return EvaluationView(
+        **_summary_fields(stored, tally),
+        solved_at=solved_at,
+        statistics=_statistics(tasks, k, solved_at, unseen),
+        by=by,
+        groups=[_group(value, found, k, solved_at) for value, found in _grouped(tasks, by)] if by else [],
+    )
+
+
+def _summary_fields(stored: StoredEvaluation, tally: EvaluationTally) -> dict[str, Any]:
+    completed = tally.ended >= stored.request.tasks * stored.request.k
+    return {
+        "request": stored.request,
+        "namespace": stored.namespace,
+        "created_at": stored.created_at,
+        "state": EvaluationState.COMPLETED if completed else EvaluationState.RUNNING,
+        "ended_at": tally.last_finished_at if completed else None,
+        "ended": tally.ended,
+        "scored": tally.scored,
+        "faults": tally.faults,
+        "other_version": tally.other_version,
+        "weights_versions": tally.weights_versions,
+        "mean_reward": tally.mean_reward,
+    }
+
+
+def _statistics(tasks: Sequence[EvaluatedTask], k: int, solved_at: float, unseen: int = 0) -> EvaluationStatistics:
+    """`unseen`: number of further tasks of which no rollout has ended."""
+    rewards = [task.rewards for task in tasks]
+
+    def rates(estimator: Callable[[int, int, int], float]) -> dict[int, Estimate]:
+        found = ((number, pass_rate(rewards, number, solved_at, estimator)) for number in numbers_of_k(k))
+        return {number: _estimate(means) for number, means in found if means is not None}
+
+    mean = mean_reward(rewards)
+    return EvaluationStatistics(
+        mean=_estimate(mean) if mean is not None else None,
+        pass_at=rates(pass_at_k),
+        pass_all=rates(pass_all_k),
+        tasks_short=sum(0 < len(one) < k for one in rewards),
+        tasks_unscored=sum(not one for one in rewards) + unseen,
+    )
+
+
+def _estimate(means: TaskMeans) -> Estimate:
+    return Estimate(value=means.value, low=means.interval.low, high=means.interval.high, tasks=means.tasks)
+
+
+def _grouped(tasks: Iterable[EvaluatedTask], by: str) -> list[tuple[str, list[EvaluatedTask]]]:
+    """Return the tasks by their value of a field, the most tasks first."""
+    found: defaultdict[str, list[EvaluatedTask]] = defaultdict(list)
+    for task in tasks:
+        found[task.kind if by == KIND else _value(task, by)].append(task)
+    ordered = sorted(found.items(), key=lambda one: (-len(one[1]), one[0]))
+    if rest := [task for _, more in ordered[MAX_GROUPS:] for task in more]:
+        ordered = [*ordered[:MAX_GROUPS], (f"({len(ordered) - MAX_GROUPS} others)", rest)]
+    return ordered
+
+
+def _value(task: EvaluatedTask, name: str) -> str:
+    if name not in task.metadata:
+        return NO_VALUE
+    item = task_metadata.item(name, task.metadata[name])
+    return item.partition("=")[2] if item is not None else json.dumps(task.metadata[name])
+
+
+def _group(value: str, tasks: Sequence[EvaluatedTask], k: int, solved_at: float) -> StatisticsGroup:
+    return StatisticsGroup(
+        value=value,
+        tasks=len(tasks),
+        scored=sum(len(task.rewards) for task in tasks),
+        faults=sum(sum(task.faults.values()) for task in tasks),
+        statistics=_statistics(tasks, k, solved_at),
+    )
+
+
+def comparison(
+    first: tuple[StoredEvaluation, Sequence[EvaluationResult]],
+    second: tuple[StoredEvaluation, Sequence[EvaluationResult]],
+    solved_at: float,
+) -> EvaluationComparison:
+    """Compare two evaluations over the tasks that have a reward in both."""
+    before, after = (
+        {task.task: task for task in evaluated_tasks(stored.request, results) if task.rewards}
+        for stored, results in (first, second)
+    )
+    pairs = [(before[task], after[task]) for task in before.keys() & after.keys()]
+    pairs.sort(key=lambda pair: pair[0].task)
+    changes = sorted((_change(*pair) for pair in pairs), key=lambda change: -change.difference)
+    better = [change for change in changes if change.difference > EQUAL]
+    worse = [change for change in reversed(changes) if change.difference < -EQUAL]
+    return EvaluationComparison(
+        first=first[0].request.name,
+        second=second[0].request.name,
+        tasks=len(pairs),
+        only_first=len(before) - len(pairs),
+        only_second=len(after) - len(pairs),
+        notes=_notes(first[0].request, second[0].request),
+        solved_at=solved_at,
+        mean=_difference(compare(*_columns(pairs, _mean))),
+        pass_1=_difference(compare(*_columns(pairs, lambda task: solved(task.rewards, solved_at) / len(task.rewards)))),
+        better=better,
+        worse=worse,
+        same=len(pairs) - len(better) - len(worse),
+    )
+
+
+def _mean(task: EvaluatedTask) -> float:
+    return sum(task.rewards) / len(task.rewards)
+
+
+def _columns(
+    pairs: Sequence[tuple[EvaluatedTask, EvaluatedTask]], value: Callable[[EvaluatedTask], float]
+) -> tuple[list[float], list[float]]:
+    return [value(one) for one, _ in pairs], [value(other) for _, other in pairs]
+
+
+def _difference(found: PairedTest | None) -> Difference | None:
+    if found is None:
+        return None
+    first, second, difference, interval, p_value = found
+    return Difference(
+        first=first, second=second, difference=difference, low=interval.low, high=interval.high, p_value=p_value
+    )
+
+
+def _change(first: EvaluatedTask, second: EvaluatedTask) -> TaskChange:
+    return TaskChange(
+        task=first.task,
+        kind=first.kind,
+        metadata=first.metadata,
+        first=first.rewards,
+        second=second.rewards,
+        difference=_mean(second) - _mean(first),
+    )
+
+
+def _notes(first: EvaluationRequest, second: EvaluationRequest) -> list[str]:
+    """Return sentences about settings that differ. The weights should differ, so they are left out."""
+    notes = []
+    if first.tasks_digest != second.tasks_digest:
+        notes.append("the two have different sets of tasks")
+    for name in ("k", "pool", "sampling", "agent", "budgets"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            shown = f": {one} and {other}" if isinstance(one, int | str) else ""
+            notes.append(f"the two have different values of `{name}`{shown}")
+    return notes
