@@ -1,11 +1,14 @@
 """Stages of a real SWE instance, beside the bare commands that do the same work in the same image.
 
-    python -m bench.tasks [--times 5]
+    python -m bench.tasks [--times 5] [--instance sqlparse] [--runtime bubblewrap] [--control early|late]
 
 The instances are those of tests/support/swe_instances. INIT starts a sandbox and scrubs the history; RUN applies the right
 change and captures it; EVAL starts a fresh sandbox, puts the tests and the change in place, and runs the tests. The baseline
 does this by git and the test program, as one bash script in a sandbox that has been started before. So the start counts for
-ours, and not for the baseline.
+ours, and not for the baseline. CPU seconds are those of this process and of all processes that it has started.
+
+The change of sqlparse has words that ask for a control run. `--control early` runs it at the same time as the tests, `late`
+after them. By default the handler decides: early if a core is idle.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.kinds.task import Task
@@ -28,6 +32,7 @@ from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.base import Evaluation
 from rollyard.tasks.rows.dataset_row import Converted
+from rollyard.tasks.swe.early_run import core_is_idle
 from rollyard.tasks.swe.handler import SweHandler
 from rollyard.tasks.swe.rows.conversion import convert
 from rollyard.tasks.swe.rows.released_packages import NoPackages
@@ -41,9 +46,36 @@ git for-each-ref --format='%(refname)' refs/remotes refs/stash | xargs -r -n 1 g
 git reflog expire --expire=now --all; git gc --quiet --prune=now
 """
 STAGES = ("INIT", "RUN", "EVAL")
+IDLE: dict[str, Callable[[], bool]] = {"auto": core_is_idle, "early": lambda: True, "late": lambda: False}
+Times = dict[str, tuple[float, float]]
+"""Stage -> wall seconds and CPU seconds."""
 
 
-async def bare_seconds(factory: SandboxFactory, one: Instance) -> dict[str, float]:
+class Clock:
+    """Wall and CPU time since the last reading."""
+
+    def __init__(self) -> None:
+        self._last = self._now()
+
+    def lap(self) -> tuple[float, float]:
+        before, self._last = self._last, self._now()
+        return self._last[0] - before[0], self._last[1] - before[1]
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        wall, parents, ticks = time.perf_counter(), {}, {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                words = path.read_text().rpartition(")")[2].split()
+                process = int(path.parent.name)
+                parents[process], ticks[process] = int(words[1]), sum(map(int, words[11:15]))
+        ours = {os.getpid()}
+        while more := {process for process, parent in parents.items() if parent in ours} - ours:
+            ours |= more
+        return wall, sum(ticks[process] for process in ours) / os.sysconf("SC_CLK_TCK")
+
+
+async def bare_seconds(factory: SandboxFactory, one: Instance) -> Times:
     change = one.made.apply_patch
     capture = f"git add -A && git diff --cached --binary {one.made.base} >/tmp/change"
     scripts = {"INIT": f"{one.enter}\n{SCRUB}", "RUN": f"{one.enter}\n{change}{capture}\n", "EVAL": one.script(change)}
@@ -51,15 +83,15 @@ async def bare_seconds(factory: SandboxFactory, one: Instance) -> dict[str, floa
     for stage, script in scripts.items():
         async with await factory.start(SandboxSpec(parse_image(str(one.root)), LIMITS)) as sandbox:
             await sandbox.write_file("/tmp/bare.sh", script.encode())
-            started = time.perf_counter()
+            clock = Clock()
             await sandbox.bash("bash /tmp/bare.sh >/tmp/log 2>&1", 600)
-            found[stage] = time.perf_counter() - started
+            found[stage] = clock.lap()
             output = (await sandbox.read_file("/tmp/log", 16 << 20)).decode(errors="replace")
         assert stage != "EVAL" or one.passed(output), output[-2000:]
     return found
 
 
-async def our_seconds(factory: SandboxFactory, one: Instance, task: Task, handler: SweHandler) -> dict[str, float]:
+async def our_seconds(factory: SandboxFactory, one: Instance, task: Task, handler: SweHandler) -> Times:
     spec = SandboxSpec(parse_image(str(one.root)), LIMITS)
 
     @contextlib.asynccontextmanager
@@ -67,61 +99,66 @@ async def our_seconds(factory: SandboxFactory, one: Instance, task: Task, handle
         async with await factory.start(spec) as sandbox:
             yield sandbox
 
-    times = [time.perf_counter()]
+    clock = Clock()
     async with fresh() as sandbox:
         await handler.init(task, sandbox)
-        times.append(time.perf_counter())
+        init = clock.lap()
         done = await sandbox.bash(f"cd {task.fields['repository']}\n{one.made.apply_patch}", 60)
         assert done.exit_code == 0, done.output
         artifact = await handler.collect(task, sandbox)
-        times.append(time.perf_counter())
-    times.append(time.perf_counter())
+        run = clock.lap()
+    clock = Clock()
     async with fresh() as sandbox:
         score = await handler.evaluate(task, Evaluation(artifact, [], 600.0, sandbox, fresh))
-        times.append(time.perf_counter())
     assert score.reward == 1.0, score
-    return {"INIT": times[1] - times[0], "RUN": times[2] - times[1], "EVAL": times[4] - times[3]}
+    return {"INIT": init, "RUN": run, "EVAL": clock.lap()}
 
 
-def line(name: str, ours: float, bare: float) -> None:
-    print(
-        f"    {name:<26}{ours * 1000:>9.0f}{bare * 1000:>10.0f}{ours / bare:>8.2f}{(ours - bare) * 1000:>11.0f}",
-        flush=True,
-    )
+def line(name: str, ours: Sequence[tuple[float, float]], bare: Sequence[tuple[float, float]]) -> None:
+    cells = []
+    for of_ours, of_bare in zip(zip(*ours, strict=True), zip(*bare, strict=True), strict=True):
+        mine, its = statistics.median(of_ours), statistics.median(of_bare)
+        cells.append(f"{mine * 1000:>9.0f}{its * 1000:>9.0f}{(mine - its) * 1000:>9.0f}")
+    print(f"    {name:<20}{'   '.join(cells)}", flush=True)
 
 
-async def compare(factory: SandboxFactory, one: Instance, times: int) -> None:
+async def compare(factory: SandboxFactory, one: Instance, chosen: argparse.Namespace) -> None:
     converted = convert(one.row, NoPackages())
     assert isinstance(converted, Converted), converted
-    task, handler = Task.model_validate(converted.task), SweHandler()
+    task, handler = Task.model_validate(converted.task), SweHandler(IDLE[chosen.control])
     ours, bare = [], []
-    for _ in range(times + 1):  # the first one warms both
+    for _ in range(chosen.times + 1):  # the first one warms both
         ours.append(await our_seconds(factory, one, task, handler))
         bare.append(await bare_seconds(factory, one))
     await handler.close()
     print(f"  {one.pair.id}")
     for stage in STAGES:
-        line(stage, *(statistics.median(run[stage] for run in runs[1:]) for runs in (ours, bare)))
-    line("together", *(statistics.median(sum(run.values()) for run in runs[1:]) for runs in (ours, bare)))
+        line(stage, *([run[stage] for run in runs[1:]] for runs in (ours, bare)))
+    sums = ([tuple(map(sum, zip(*run.values(), strict=True))) for run in runs[1:]] for runs in (ours, bare))
+    line("together", *sums)
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--instance", default="", help="a part of the instance's name")
+    parser.add_argument("--runtime", choices=("bubblewrap", "apptainer"))
+    parser.add_argument("--control", choices=IDLE, default="auto")
     chosen = parser.parse_args()
-    instances = [await asyncio.to_thread(instance, pair) for pair in MEASURED]
+    instances = [await asyncio.to_thread(instance, pair) for pair in MEASURED if chosen.instance in pair.id]
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians")
-    names: tuple[RuntimeName, ...] = ("bubblewrap", "apptainer")
+    names: tuple[RuntimeName, ...] = (chosen.runtime,) if chosen.runtime else ("bubblewrap", "apptainer")
     for name in names:
         try:
             runtime = find_runtime(name)
         except SandboxStartFailed as error:
             print(f"left out: {name}: {error}")
             continue
-        print(f"\n{name:<30}{'ours ms':>9}{'bare ms':>10}{'ratio':>8}{'above, ms':>11}")
+        head = f"{'ours':>9}{'bare':>9}{'above':>9}"
+        print(f"\n{name:<12}ms of wall: {head}   of CPU: {head.removeprefix(' ' * 5)}")
         async with SandboxFactory(runtime) as factory:
             for one in instances:
-                await compare(factory, one, chosen.times)
+                await compare(factory, one, chosen)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def busybox_root(folder: Path) -> Path:
 
 
 def python_root(folder: Path) -> Path:
-    """Make a root file system with busybox, bash, and this machine's python3."""
+    """Make a root file system with busybox, bash, and this machine's python3. Its library is compiled, as it is in images: else
+    every run of Python would compile what it imports."""
     program = Path("/usr/bin/python3").resolve()
     if not program.exists():
         pytest.skip("needs /usr/bin/python3")
@@ -43,9 +44,7 @@ def python_root(folder: Path) -> Path:
         [program, "-Ic", "import sysconfig; print(sysconfig.get_path('stdlib'))"], capture_output=True
     )
     library = Path(names.stdout.decode().strip())
-    left_out = shutil.ignore_patterns(
-        "test", "idlelib", "dist-packages", "site-packages", "__pycache__", "ensurepip", "config-*"
-    )
+    left_out = shutil.ignore_patterns("test", "idlelib", "dist-packages", "site-packages", "ensurepip", "config-*")
     shutil.copytree(
         library, root / library.relative_to("/"), ignore=left_out, symlinks=True, ignore_dangling_symlinks=True
     )

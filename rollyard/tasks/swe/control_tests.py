@@ -23,6 +23,9 @@ _WORD = re.compile(r"\w+")
 _WITH_MODULE = re.compile(r"\.py\b|\(")
 _EQUALITY = re.compile(r"assert\w*_?equals?", re.IGNORECASE)
 _NEVER, _FAIL = b"object()", b'raise AssertionError("control")\n'
+SHORT_REPORTS = 'export PYTEST_ADDOPTS="${PYTEST_ADDOPTS-} --tb=no"\n'
+"""Command before the script of a control run. Nearly all control tests fail, and pytest would take longer to describe the
+failures than to run the tests: 1.2 s for 211 tests that run in 0.4 s."""
 _Change = tuple[int, int, int, int, bytes]
 """Begin and end, each as a line and a column in bytes, and the new text."""
 

@@ -42,6 +42,11 @@ class EvalTime:
         one. `most`: longest time of its script, by default a control run's."""
         return self._share(runs, CONTROL_TIME * self._most if most is None else most)
 
+    def beside_tests(self) -> RunTime:
+        """Return the time of a run of control tests that starts together with the only run of the tests: theirs, and then its
+        own. So the tests cannot use up its time by work that keeps the cores busy."""
+        return self._share((1 + 2 * CONTROL_TIME) / (1 + CONTROL_TIME), (1 + CONTROL_TIME) * self._most)
+
     def _share(self, parts: float, most: float) -> RunTime:
         now = time.monotonic()
         return RunTime(now + (self._ends - now) / parts, most)

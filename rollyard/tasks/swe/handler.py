@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from rollyard.core.errors import StageTimeout, TaskError, TooLarge
@@ -22,7 +22,8 @@ from rollyard.tasks import system_prompts
 from rollyard.tasks.base import Evaluation, Message, Score
 from rollyard.tasks.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.tasks.swe import counted_paths, repository
-from rollyard.tasks.swe.control_tests import may_forge
+from rollyard.tasks.swe.control_tests import SHORT_REPORTS, may_forge
+from rollyard.tasks.swe.early_run import EarlyRun, core_is_idle
 from rollyard.tasks.swe.eval_time import EvalTime, RunTime
 from rollyard.tasks.swe.history_scrub import scrub
 from rollyard.tasks.swe.log_parsers.parser_choice import parse_log
@@ -70,7 +71,9 @@ class _TestsRun:
 class SweHandler:
     eval_needs_sandbox = True
 
-    def __init__(self) -> None:
+    def __init__(self, idle: Callable[[], bool] = core_is_idle) -> None:
+        """`idle`: whether control tests may run at the same time as the tests."""
+        self._idle = idle
         harmless = (json.dumps({"tests": ["a"], "parser": None}).encode(), b"{}")
         self._parsers = CheckerPool("rollyard.tasks.swe.log_results", harmless)
         self._references: dict[str, bool] = {}
@@ -125,11 +128,28 @@ class SweHandler:
         tree = await asyncio.to_thread(read_tree, snapshot)
         if tree.gone:
             return Score(0.0, {"repository_gone": 1.0}, [f"the agent left no folder {swe.repository}"])
+        async with EarlyRun[_TestsRun]() as early:
+            return await self._score(swe, evaluation, clock, tree, early)
+
+    async def _score(
+        self, swe: SweTask, evaluation: Evaluation, clock: EvalTime, tree: WorkingTree, early: EarlyRun[_TestsRun]
+    ) -> Score:
+        """`early`: run of the control tests, if it begins before the tests have ended."""
+
+        def begin_early(found: TreeDifference) -> None:
+            # one sandbox beside the evaluation's at a time: other runs and parsers have sandboxes too
+            alone = swe.repeats == 1 and swe.parser_script is None and counted_paths.python_tests(swe)
+            if alone and may_forge(found) and self._idle():
+                early.begin(self._run(swe, evaluation, clock.beside_tests(), tree, controls=True))
+
         runs: list[RunStatuses] = []
         while len(runs) < swe.repeats and not (runs and swe.verdict == "all" and not judge(swe, runs).resolved):
-            run = await self._run(swe, evaluation, clock.tests(swe.repeats - len(runs)), tree, first=not runs)
+            limit = clock.tests(swe.repeats - len(runs))
+            run = await self._run(swe, evaluation, limit, tree, first=not runs, laid_over=begin_early)
             runs.append(run.statuses)
         verdict = judge(swe, runs)
+        if not verdict.resolved:
+            await early.end()
         if not verdict.resolved and run.cut_by_share(swe) and not await self._is_in_time(swe, evaluation, clock, run):
             raise TaskError(
                 f"the tests do not end within {run.seconds:.4g} s with the task's own reference either{_SHARE}: raise "
@@ -142,7 +162,7 @@ class SweHandler:
             )
         seen = marks(swe, run.found, verdict, evaluation.turns)
         if verdict.resolved and may_forge(run.found):
-            seen |= await self._control_marks(swe, tree, run.found, evaluation, clock)
+            seen |= await self._control_marks(swe, tree, run.found, evaluation, clock, early)
         resolved = verdict.resolved and "forged" not in seen
         notes = [*seen.values(), *verdict.notes]
         if run.log.timed_out:
@@ -170,9 +190,10 @@ class SweHandler:
         *,
         first: bool = False,
         controls: bool = False,
+        laid_over: Callable[[TreeDifference], None] | None = None,
     ) -> _TestsRun:
         """Run the tests, or their control tests, in a fresh sandbox. `tree`: the agent's work; None: the task's reference, or
-        the image without a change if the task has none."""
+        the image without a change if the task has none. `laid_over`: called before the script starts."""
         found = TreeDifference()
         changed: set[str] | None = None
         async with _fresh(evaluation, first=first) as sandbox:
@@ -194,9 +215,11 @@ class SweHandler:
                 found = await repository.lay_over(sandbox, swe, path, tree)
             elif swe.reference_patch is not None:
                 await repository.apply_patch(sandbox, swe, swe.reference_patch, "reference_patch")
-            seconds = limit.left()
+            if laid_over is not None:
+                laid_over(found)
+            seconds, script = limit.left(), f"{SHORT_REPORTS}{swe.script}" if controls else swe.script
             log = await run_script(
-                sandbox, path, swe.script, seconds, apart=swe.log_parser is None, before_tests=before_tests
+                sandbox, path, script, seconds, apart=swe.log_parser is None, before_tests=before_tests
             )
         return _TestsRun(await self._statuses(swe, log, evaluation), log, seconds, found, changed)
 
@@ -216,16 +239,28 @@ class SweHandler:
         )
 
     async def _control_marks(
-        self, swe: SweTask, work: WorkingTree, found: TreeDifference, evaluation: Evaluation, clock: EvalTime
+        self,
+        swe: SweTask,
+        work: WorkingTree,
+        found: TreeDifference,
+        evaluation: Evaluation,
+        clock: EvalTime,
+        early: EarlyRun[_TestsRun],
     ) -> dict[str, str]:
         """Run the control tests, and return metric -> sentence for each mark: control tests pass with the agent's work and not
         without it, or there is nothing to compare with."""
-        run = await self._run(swe, evaluation, clock.control(2), work, controls=True)
+        none = {"may_forge": "the agent's code can act on the tests, and there are no control tests"}
+        none = none if may_forge(found, surely=True) else {}
+        if not counted_paths.python_tests(swe):
+            return none
+        if early.begun:
+            run = await early.result()
+        else:
+            run = await self._run(swe, evaluation, clock.control(2), work, controls=True)
         if run.controls is None:
             return {"may_forge": "the script did not come to the tests when these were control tests"}
         if not run.controls:
-            mark = {"may_forge": "the agent's code can act on the tests, and there are no control tests"}
-            return mark if may_forge(found, surely=True) else {}
+            return none
         passed = run.passed_controls(swe)
         if passed:
             passed -= await self._passed_without_agent(swe, evaluation, clock)

@@ -97,7 +97,8 @@ async def put_controls(sandbox: Sandbox, swe: SweTask, paths: Iterable[str]) -> 
     found: dict[str, set[str]] = {}
     for path in paths:
         try:
-            changed, tests = control_tests(await sandbox.read_file(path, LARGEST_FILE_BYTES))
+            source = await sandbox.read_file(path, LARGEST_FILE_BYTES)
+            changed, tests = await asyncio.to_thread(control_tests, source)
             if tests:
                 await sandbox.write_file(path, changed)
         except OSError:  # a test that the task deletes

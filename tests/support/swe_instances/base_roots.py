@@ -22,6 +22,8 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1", "GOFLAGS": "-mod=mod", "GOPROXY": "off", "GOCACHE": "/tmp/go", "CGO_ENABLED": "0",
 }  # fmt: skip
 COMPILED = ("testing", "encoding/json", "database/sql", "net/http/httptest", "text/template")
+_FORMAT = 2
+"""Number in the cache's names; raise it when what is made changes."""
 CRATES = "usr/share/cargo/registry"
 OPTIONAL_CRATES = {"serde": "1.0.999", "no-panic": "0.1.999"}
 """Empty crates. Cargo looks for what a crate may depend on, also where a run of tests does not use it."""
@@ -40,7 +42,7 @@ def base_root(language: str) -> Path:
         _write(root / "opt/miniconda3/bin/activate", ACTIVATE)
         more(root)
 
-    return build_once(CACHED / f"base-{language}", fill) / "root"
+    return build_once(CACHED / f"base-{language}-{_FORMAT}", fill) / "root"
 
 
 def _add_pytest(root: Path) -> None:
@@ -53,7 +55,6 @@ def _add_pytest(root: Path) -> None:
         "--quiet",
         "--disable-pip-version-check",
         "--no-deps",
-        "--no-compile",
     ]
     subprocess.run([*pip, "--target", str(packages), *PYTEST], check=True)
     shutil.rmtree(packages / "bin")

@@ -28,7 +28,7 @@ def image_with_pytest() -> Iterator[Path]:
     for name in PACKAGES:
         source = Path(_pytest.__file__).parent.parent / name
         if source.is_dir():
-            shutil.copytree(source, library / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, library / name)  # compiled too: each of the many runs would do it anew
         else:
             shutil.copy2(source, library / name)
         for path in (library / name, *(library / name).rglob("*")):

@@ -180,6 +180,28 @@ async def test_no_forgery_gets_a_reward(site: Site, work: str, runner: str) -> N
     assert found.reward == 0.0, found
 
 
+@pytest.mark.parametrize("idle", [True, False], ids=["at the same time", "after them"])
+async def test_control_tests_show_a_forgery_at_the_same_time_as_the_tests_and_after_them(
+    site: Site, idle: bool
+) -> None:
+    task = swe_task()
+    async with site.with_idle_cores(idle):
+        found = await site.score(task, FORGERIES["returns what equals all"])
+        assert (found.reward, found.metrics.get("forged")) == (0.0, 1.0), found
+        found = await site.score(task, HONEST["it prints what passed"])
+        assert (found.reward, found.metrics["suspicious"]) == (1.0, 0.0), found
+
+
+async def test_work_that_fails_ends_the_run_of_control_tests_at_once(site: Site) -> None:
+    """In the control run the script would never end."""
+    waits = "until python3 -c 'import calc.ops' && ! grep -q 'object()' tests/test_add.py; do sleep 1; done"
+    task = swe_task(script=f"{waits}; {swe_task().fields['script']}", seconds=1800)
+    async with site.with_idle_cores(True):
+        started = site.started
+        found = await site.scored(task, await site.worked(task, ops("def add(a, b): print('no')")), seconds=9000)
+        assert (found.reward, site.started - started, site.open) == (0.0, 3, 0), found
+
+
 PLACED = f"cat > tests/test_add.py <<'E'\n{HIDDEN_TEST}E\n"
 BY = {
     "the script": {
@@ -223,10 +245,12 @@ SPENT = {
 """Work that spends the time of EVAL, so that none is left to find out whether it forges."""
 
 
+@pytest.mark.parametrize("idle", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("work", named(SPENT, {"forges, then never ends"}))
-async def test_no_work_spends_the_time_in_which_a_forgery_shows(site: Site, work: str) -> None:
+async def test_no_work_spends_the_time_in_which_a_forgery_shows(site: Site, work: str, idle: bool) -> None:
     task = swe_task()
-    found = await site.scored(task, await site.worked(task, work), seconds=24)
+    async with site.with_idle_cores(idle):
+        found = await site.scored(task, await site.worked(task, work), seconds=24)
     assert found.reward == 0.0, found
     if work == SPENT["forges, then never ends"]:
         assert (found.metrics["forged"], found.metrics["timed_out"]) == (1.0, 1.0), found

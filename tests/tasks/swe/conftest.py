@@ -37,13 +37,29 @@ class Site:
         self._factory = factory
         self.started = 0
         """Number of sandboxes so far."""
+        self.open = 0
+        """Number of sandboxes now."""
         self._spec = SandboxSpec(parse_image(str(root)), limits)
 
     @contextlib.asynccontextmanager
     async def fresh(self, *, files: bool = True) -> AsyncIterator[Sandbox]:
         self.started += 1
         async with await self._factory.start(self._spec) as sandbox:
-            yield sandbox
+            self.open += 1
+            try:
+                yield sandbox
+            finally:
+                self.open -= 1
+
+    @contextlib.asynccontextmanager
+    async def with_idle_cores(self, idle: bool) -> AsyncIterator[None]:
+        """Let control tests run at the same time as the tests, or after them, inside the block."""
+        before, self.handler = self.handler, SweHandler(lambda: idle)
+        try:
+            yield
+        finally:
+            await self.handler.close()
+            self.handler = before
 
     async def worked(self, task: Task, work: str) -> Artifact:
         """Return the artifact of an agent that runs one command."""
