@@ -10,6 +10,7 @@ from rollyard.api import (
     attach,
     auth,
     batches,
+    changes,
     datasets,
     discovery,
     endpoints,
@@ -36,6 +37,7 @@ from rollyard.api import (
     sessions,
     snapshots,
     submit_body,
+    token_texts,
     tokens,
     top,
     usage,
@@ -48,8 +50,8 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
-    rollouts, batches, datasets, evaluations, usage, snapshots, forks, images, sessions, tokens, node, attach, engine,
-    metrics, metric_history, page,
+    changes, rollouts, token_texts, batches, datasets, evaluations, usage, snapshots, forks, images, sessions, tokens,
+    node, attach, engine, metrics, metric_history, page,
 )  # fmt: skip
 WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
 """Modules that keep something in the application."""

@@ -29,6 +29,11 @@ async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str
     return await _use_columns(services, [record], lambda columns: columns.documents()[0])
 
 
+async def distinct_tokens(services: Services, record: RolloutRecord) -> list[int]:
+    """Return the ids that occur in the trajectory of an ended rollout. Raises Unavailable if it cannot be read."""
+    return await _use_columns(services, [record], lambda columns: sorted(set(columns.token_ids.tolist())))
+
+
 async def trajectories_file(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any] | None = None
 ) -> bytes:

@@ -1,0 +1,33 @@
+/** Events: what happened to objects, newest first. */
+
+import { objects } from './live.js';
+import { link, ns } from './route.js';
+import { unix } from './format.js';
+import { Mark } from './mark.js';
+import { Table } from './table.js';
+import { Time } from './time.js';
+import { visible } from './visible_text.js';
+import { html } from './view.js';
+
+/** @param {(event: any) => boolean} wanted @param {number} most */
+export function newest(wanted, most) {
+  return objects('Event').filter(wanted).sort((a, b) => (unix(b.lastTimestamp) ?? 0) - (unix(a.lastTimestamp) ?? 0)).slice(0, most);
+}
+
+/** The address of the object that an event is about. @param {{kind: string, namespace: string, name: string}} about */
+export function objectLink(about) {
+  if (about.kind === 'Allocation') return link(['allocations', about.name], { ns: ns(about.namespace) });
+  if (about.kind.endsWith('Pool')) return link(['pools', about.kind, about.name], { ns: ns(about.namespace) });
+  return undefined;
+}
+
+/** @param {{events: any[], empty?: string}} props */
+export function Events({ events, empty = 'No event is kept. Events are deleted after some time.' }) {
+  return html`<${Table} caption="Events" rows=${events} keyOf=${(/** @type {any} */ e) => e.metadata.uid ?? e.metadata.name} empty=${empty} columns=${[
+    { head: 'Last', cell: (/** @type {any} */ e) => html`<${Time} at=${e.lastTimestamp} />` },
+    { head: 'Reason', cell: (/** @type {any} */ e) => html`<${Mark} tone=${e.type === 'Warning' ? 'warn' : 'none'} word=${e.reason} />` },
+    { head: 'Count', figure: true, cell: (/** @type {any} */ e) => e.count },
+    { head: 'Object', cell: (/** @type {any} */ e) => html`<a href=${objectLink(e.involvedObject)}>${e.involvedObject.name}</a>` },
+    { head: 'Message', wide: true, cell: (/** @type {any} */ e) => visible(e.message) },
+  ]} />`;
+}

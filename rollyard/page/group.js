@@ -1,0 +1,61 @@
+/** The rollouts of one task, side by side. */
+
+import { url } from './api.js';
+import { readTrajectory, sampledTokens } from './columns.js';
+import { count, decimal, UNKNOWN } from './format.js';
+import { Loaded } from './loaded.js';
+import { Mark } from './mark.js';
+import { usePoll } from './poll.js';
+import { link, namespaceOf, ns } from './route.js';
+import { spreadOf, Strip } from './reward_spread.js';
+import { StoryBar } from './story.js';
+import { TextBlock } from './text_block.js';
+import { partsOf } from './turn_text.js';
+import { visible } from './visible_text.js';
+import { html, useEffect, useState } from './view.js';
+
+const MOST = 64;
+const REFRESH_SECONDS = 5;
+
+/** @param {{route: import('./route.js').Route}} props */
+export function Group({ route }) {
+  const [namespace, id] = [namespaceOf(route), route.path[1]];
+  const answer = usePoll(url('/v1/rollouts', { namespace, group: id, limit: MOST }), REFRESH_SECONDS);
+  return html`<h1><span class="kind">Group</span> ${id}</h1>
+    <${Loaded} of=${answer} what="group">${(/** @type {any} */ data) => html`<${Side} rollouts=${data.rollouts} namespace=${namespace} more=${data.next} />`}<//>`;
+}
+
+/** @param {{rollouts: any[], namespace: string, more: unknown}} props */
+function Side({ rollouts, namespace, more }) {
+  if (!rollouts.length) return html`<p class="empty">No rollout of this group is stored. It was deleted, or the address has the wrong namespace.</p>`;
+  const rewards = rollouts.map((r) => r.reward).filter((r) => r !== null);
+  const spread = spreadOf(rewards);
+  return html`<p>${rollouts.length} rollouts of one task, ${rewards.length} with a reward${spread ? `: mean ${decimal(spread.mean)}, standard deviation ${decimal(spread.deviation)}, from ${decimal(spread.least)} to ${decimal(spread.most)}. ${
+    spread.most === spread.least && rewards.length > 1 ? 'All rewards are equal, so a trainer that compares them learns nothing.' : ''}` : '.'}</p>
+    ${spread && html`<${Strip} values=${rewards} label="Rewards of the group" />`}
+    ${more && html`<p class="dim">Only the first ${MOST} are shown.</p>`}
+    <ol class="side">${rollouts.map((r) => html`<${One} key=${r.id} rollout=${r} namespace=${namespace} />`)}</ol>`;
+}
+
+/** @param {{rollout: any, namespace: string}} props */
+function One({ rollout: r, namespace }) {
+  const [t, setT] = useState(/** @type {import('./columns.js').Trajectory | null} */ (null));
+  const history = usePoll(url(`/v1/rollouts/${encodeURIComponent(r.id)}/history`, { namespace }));
+  const ended = r.finished_at !== null;
+  useEffect(() => {
+    if (!ended) return undefined;
+    const control = new AbortController();
+    readTrajectory(namespace, r.id, control.signal).then(setT, () => {});
+    return () => control.abort();
+  }, [r.id, ended]);
+  const calls = t?.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
+  const last = t?.turns[t.turns.length - 1];
+  const answer = last && partsOf(last.text, last.tool_calls?.length > 0);
+  return html`<li class="card"><h2><a href=${link(['rollouts', r.id], { ns: ns(namespace) })}>#${r.sample_index}</a> <${Mark} word=${r.status} /> <strong class="reward">${r.reward === null ? UNKNOWN : decimal(r.reward, 4)}</strong></h2>
+    ${history.data && html`<${StoryBar} history=${history.data} compact />`}
+    <p class="facts-line">${t ? `${t.turns.length} turns · ${calls} calls · ${count(sampledTokens(t))} sampled tokens` : ended ? 'Reading …' : 'has not ended'}</p>
+    ${r.error && html`<p class="problem">${r.error.reason}: ${visible(r.error.message).slice(0, 300)}</p>`}
+    ${answer && html`<h3>Last turn</h3><${TextBlock} text=${answer.said || answer.thoughts || last.text} label="Last turn" />`}
+    ${t?.sample?.notes?.length ? html`<h3>Why</h3><${TextBlock} text=${t.sample.notes.join('\n')} label="Notes" />` : null}
+  </li>`;
+}

@@ -1,0 +1,145 @@
+/** What runs, what waits and for what, and what is wrong now. */
+
+import { OBJECTS, url } from './api.js';
+import { PoolMark, troubles, toneOfCondition } from './conditions.js';
+import { Events, newest } from './events.js';
+import { count, decimal, percent, UNKNOWN, unix } from './format.js';
+import { live, objects } from './live.js';
+import { Loaded } from './loaded.js';
+import { Mark } from './mark.js';
+import { usePoll } from './poll.js';
+import { link, namespaceOf, ns } from './route.js';
+import { Facts, Table } from './table.js';
+import { Time, useNow } from './time.js';
+import { visible } from './visible_text.js';
+import { html } from './view.js';
+
+const REFRESH_SECONDS = 4;
+const WAITING_READ = 200;
+const RECENT_SECONDS = 3600;
+
+/** @param {{route: import('./route.js').Route}} props */
+export function Overview({ route }) {
+  const namespace = namespaceOf(route);
+  const counts = usePoll(url('/v1/rollouts/counts', { namespace }), REFRESH_SECONDS);
+  const top = usePoll(`${OBJECTS}/namespaces/${encodeURIComponent(namespace)}/top`, REFRESH_SECONDS);
+  const batches = usePoll(url('/v1/batches', { namespace, limit: 20 }), 10);
+  if (live.listed && !objects('RolloutPool', namespace).length && !objects('InferencePool', namespace).length) return html`<h1>Overview</h1><${Nothing} namespace=${namespace} />`;
+  return html`<h1>Overview</h1>
+    <${Wrong} namespace=${namespace} />
+    <section aria-labelledby="running"><h2 id="running">Rollouts</h2>
+      <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} />`}<//></section>
+    <section aria-labelledby="pools"><h2 id="pools">Pools</h2><${PoolTables} namespace=${namespace} top=${top} /></section>
+    <${Waiting} namespace=${namespace} queued=${counts.data?.queued} />
+    <section aria-labelledby="batches"><h2 id="batches">Batches</h2>
+      <${Loaded} of=${batches} what="batches">${(/** @type {any} */ b) => html`<${RunningBatches} batches=${b.batches} />`}<//></section>
+    <section aria-labelledby="events"><h2 id="events">Events</h2>
+      <${Events} events=${newest((e) => e.metadata.namespace === namespace, 12)} /></section>`;
+}
+
+/** @param {{namespace: string}} props */
+function Nothing({ namespace }) {
+  return html`<div class="empty"><p>The namespace <code>${namespace}</code> has no pool yet. Declare one in YAML:</p>
+    <pre>rollyard apply -f examples/demo/pools.yaml --wait</pre><p>The pools, their allocations and their rollouts then appear here by themselves.</p></div>`;
+}
+
+/** @param {{namespace: string}} props */
+function Wrong({ namespace }) {
+  const now = useNow();
+  const pools = [...objects('InferencePool', namespace), ...objects('RolloutPool', namespace)];
+  const found = pools.flatMap((pool) => troubles(pool).map((condition) => ({ pool, condition })));
+  const warnings = newest((e) => e.metadata.namespace === namespace && e.type === 'Warning' && (unix(e.lastTimestamp) ?? 0) > now - RECENT_SECONDS, 8);
+  return html`<section aria-labelledby="wrong"><h2 id="wrong">What is wrong now</h2>
+    ${!live.listed ? html`<p class="dim">Not known yet.</p>` : html`
+    ${!found.length && !warnings.length && html`<p><${Mark} tone="good" word="Nothing that the pools or the last hour's events know of." /></p>`}
+    ${found.length > 0 && html`<${Table} caption="Conditions that report trouble" rows=${found} keyOf=${(/** @type {any} */ f) => f.pool.metadata.uid + f.condition.type} columns=${[
+      { head: 'Pool', main: true, cell: (/** @type {any} */ f) => html`<a href=${link(['pools', f.pool.kind, f.pool.metadata.name], { ns: ns(namespace) })}>${f.pool.metadata.name}</a>` },
+      { head: 'Condition', cell: (/** @type {any} */ f) => html`<${Mark} tone=${toneOfCondition(f.condition)} word=${`${f.condition.type}=${f.condition.status}`} />` },
+      { head: 'Reason', cell: (/** @type {any} */ f) => f.condition.reason },
+      { head: 'Since', cell: (/** @type {any} */ f) => html`<${Time} at=${f.condition.lastTransitionTime} />` },
+      { head: 'Message', wide: true, cell: (/** @type {any} */ f) => visible(f.condition.message) },
+    ]} />`}
+    ${warnings.length > 0 && html`<h3>Warnings of the last hour</h3><${Events} events=${warnings} />`}`}
+  </section>`;
+}
+
+/** @param {{counts: any, namespace: string}} props */
+function Counts({ counts: c, namespace }) {
+  /** @param {string} word @param {string} status */
+  const to = (word, status) => html`<a href=${link(['rollouts'], { ns: ns(namespace), status })}>${count(c[word])}</a>`;
+  return html`<${Facts} pairs=${[
+    ['Queued', to('queued', 'Queued')], ['INIT', to('INIT', 'Running')], ['RUN', to('RUN', 'Running')], ['EVAL', to('EVAL', 'Running')],
+    ['Completed', to('Completed', 'Completed')], ['Truncated', to('Truncated', 'Truncated')], ['Failed', to('Failed', 'Failed')],
+    ['InfraFailed', to('InfraFailed', 'InfraFailed')], ['Cancelled', to('Cancelled', 'Cancelled')], ['Mean reward', decimal(c.reward_mean)],
+  ]} />`;
+}
+
+/** @param {{namespace: string, top: import('./poll.js').Answer}} props */
+function PoolTables({ namespace, top }) {
+  const serving = objects('InferencePool', namespace);
+  const running = objects('RolloutPool', namespace);
+  /** @param {string} list @param {any} pool */
+  const now = (list, pool) => top.data?.[list]?.find((/** @type {any} */ p) => p.name === pool.metadata.name);
+  const name = (/** @type {any} */ p) => html`<a href=${link(['pools', p.kind, p.metadata.name], { ns: ns(namespace) })}>${p.metadata.name}</a>`;
+  const ready = (/** @type {any} */ p) => `${p.status?.replicas?.ready ?? UNKNOWN}/${p.status?.replicas?.desired ?? UNKNOWN}`;
+  /** @param {any} p @param {string} stage */
+  const stage = (p, stage) => { const s = now('rolloutPools', p)?.stages?.[stage]; return s ? html`${s.inFlight}<span class="dim">/${s.width}</span>` : UNKNOWN; };
+  /** @param {any} p @param {string[]} words */
+  const pace = (p, words) => { const e = now('rolloutPools', p)?.endedPerMinute; return e ? decimal(words.reduce((n, w) => n + (e[w] ?? 0), 0)) : UNKNOWN; };
+  const load = (/** @type {any} */ p) => now('inferencePools', p)?.load ?? {};
+  return html`
+    ${running.length > 0 && html`<${Table} caption="RolloutPools" rows=${running} keyOf=${(/** @type {any} */ p) => p.metadata.uid} columns=${[
+      { head: 'RolloutPool', main: true, cell: name }, { head: 'State', cell: (/** @type {any} */ p) => html`<${PoolMark} pool=${p} />` },
+      { head: 'Ready', figure: true, cell: ready }, { head: 'Queued', figure: true, cell: (/** @type {any} */ p) => count(now('rolloutPools', p)?.stages?.INIT?.queued) },
+      { head: 'INIT', figure: true, cell: (/** @type {any} */ p) => stage(p, 'INIT'), title: 'in flight / stage workers' }, { head: 'RUN', figure: true, cell: (/** @type {any} */ p) => stage(p, 'RUN') },
+      { head: 'EVAL', figure: true, cell: (/** @type {any} */ p) => stage(p, 'EVAL') },
+      { head: 'Done/min', figure: true, cell: (/** @type {any} */ p) => pace(p, ['Completed', 'Truncated']) }, { head: 'Failed/min', figure: true, cell: (/** @type {any} */ p) => pace(p, ['Failed', 'InfraFailed']) },
+    ]} />`}
+    ${serving.length > 0 && html`<${Table} caption="InferencePools" rows=${serving} keyOf=${(/** @type {any} */ p) => p.metadata.uid} columns=${[
+      { head: 'InferencePool', main: true, cell: name }, { head: 'State', cell: (/** @type {any} */ p) => html`<${PoolMark} pool=${p} />` },
+      { head: 'Ready', figure: true, cell: ready }, { head: 'Sessions', figure: true, cell: (/** @type {any} */ p) => count(now('inferencePools', p)?.sessions) },
+      { head: 'Tokens/s', figure: true, cell: (/** @type {any} */ p) => count(load(p).tokensPerSecond) }, { head: 'Waiting', figure: true, cell: (/** @type {any} */ p) => count(load(p).waiting) },
+      { head: 'KV use', figure: true, cell: (/** @type {any} */ p) => percent(load(p).kvUsage) }, { head: 'Prefix hits', figure: true, cell: (/** @type {any} */ p) => percent(load(p).prefixHitRate) },
+      { head: 'Weights', cell: (/** @type {any} */ p) => now('inferencePools', p)?.weightsVersions?.join(', ') || UNKNOWN },
+    ]} />`}
+    ${top.error && html`<p class="problem">The present load is not known: ${top.error.message}</p>`}`;
+}
+
+/** Pending jobs, and queued rollouts by the reason for which they wait. @param {{namespace: string, queued: unknown}} props */
+function Waiting({ namespace, queued }) {
+  const answer = usePoll(queued ? url('/v1/rollouts', { namespace, status: 'Queued', limit: WAITING_READ }) : null, 6);
+  const pending = objects('Allocation', namespace).filter((a) => a.status?.jobState === 'PENDING');
+  /** @type {Map<string, {word: string, n: number, example: string}>} */
+  const reasons = new Map();
+  for (const r of answer.data?.rollouts ?? []) {
+    const text = r.waiting ?? 'NotKnown: the server gave no reason';
+    const word = text.split(':')[0];
+    const found = reasons.get(word) ?? { word, n: 0, example: text.slice(word.length + 1).trim() };
+    found.n += 1;
+    reasons.set(word, found);
+  }
+  if (!pending.length && !queued) return null;
+  return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2>
+    ${reasons.size > 0 && html`<${Table} caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
+      { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.n) }, { head: 'Reason', main: true, cell: (/** @type {any} */ r) => r.word },
+      { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => visible(r.example) },
+    ]} />${answer.data?.next && html`<p class="dim">Of the first ${WAITING_READ} of ${count(queued)} queued rollouts.</p>`}`}
+    ${pending.length > 0 && html`<${Table} caption="Jobs that wait in Slurm's queue" rows=${pending} keyOf=${(/** @type {any} */ a) => a.metadata.uid} columns=${[
+      { head: 'Pending job', main: true, cell: (/** @type {any} */ a) => html`<a href=${link(['allocations', a.metadata.name], { ns: ns(namespace) })}>${a.metadata.name}</a>` },
+      { head: 'Job', figure: true, cell: (/** @type {any} */ a) => a.status.jobId ?? UNKNOWN }, { head: "Slurm's reason", wide: true, cell: (/** @type {any} */ a) => visible(a.status.reason || UNKNOWN) },
+      { head: 'Expected start', cell: (/** @type {any} */ a) => html`<${Time} at=${a.status.startTime} />` },
+    ]} />`}</section>`;
+}
+
+/** @param {{batches: any[]}} props */
+function RunningBatches({ batches }) {
+  const running = batches.filter((b) => b.status === 'Running');
+  return html`<${Table} caption="Running batches" rows=${running} keyOf=${(/** @type {any} */ b) => b.id} empty="No batch runs." columns=${[
+    { head: 'Batch', main: true, cell: (/** @type {any} */ b) => html`<a href=${link(['batches', b.id], { ns: ns(b.namespace) })}>${b.id}</a>` },
+    { head: 'Pool', cell: (/** @type {any} */ b) => b.pool },
+    { head: 'Delivered', figure: true, cell: (/** @type {any} */ b) => html`${count(b.delivered)}<span class="dim">${b.target === null ? '' : `/${count(b.target)}`}</span>` },
+    { head: 'In flight', figure: true, cell: (/** @type {any} */ b) => count(b.in_flight) },
+    { head: 'Informative', figure: true, cell: (/** @type {any} */ b) => percent(b.informative_rate), title: 'estimated share of informative groups' },
+    { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => visible(b.waiting ?? '') },
+  ]} />`;
+}

@@ -1,0 +1,59 @@
+/** Answers of the server that are asked for again while the page is looked at, never faster than every 2 s. */
+
+import { ApiFailure, json } from './api.js';
+import { useEffect, useRef, useState } from './view.js';
+
+const LEAST_SECONDS = 2;
+const MOST_SECONDS = 60;
+
+/**
+ * @typedef {object} Answer
+ * @property {any} data undefined until the first answer; after an error the last good one
+ * @property {ApiFailure | undefined} error why there is no newer answer
+ * @property {number | undefined} at Unix seconds of `data`
+ */
+
+/** Ask now, and again every `seconds`; 0: once. Nothing is asked while the tab is hidden.
+ * @param {string | null} address null: nothing is asked @param {number} [seconds] @returns {Answer} */
+export function usePoll(address, seconds = 0) {
+  const [answer, setAnswer] = useState(/** @type {Answer & {of: string | null}} */ ({ of: null, data: undefined, error: undefined, at: undefined }));
+  const shown = useRef(answer);
+  shown.current = answer;
+  useEffect(() => {
+    if (address === null) return undefined;
+    const control = new AbortController();
+    let timer = 0;
+    let wait = Math.max(seconds, LEAST_SECONDS);
+    let due = false;
+    const ask = async () => {
+      if (document.hidden) { due = true; return; }
+      const before = shown.current.of === address ? shown.current : undefined;
+      try {
+        const data = await json(address, control.signal);
+        if (control.signal.aborted) return;
+        setAnswer({ of: address, data, error: undefined, at: Date.now() / 1000 });
+        wait = Math.max(seconds, LEAST_SECONDS);
+      } catch (error) {
+        if (control.signal.aborted) return;
+        const failed = error instanceof ApiFailure ? error : new ApiFailure(0, 'NoAnswer', String(error));
+        setAnswer({ of: address, data: before?.data, error: failed, at: before?.at });
+        if (failed.isUnknownRoute) return;
+        wait = Math.min(wait * 2, MOST_SECONDS);
+      }
+      if (seconds || shown.current.error) timer = setTimeout(ask, wait * 1000);
+    };
+    const seen = () => {
+      if (document.hidden || !due) return;
+      due = false;
+      ask();
+    };
+    document.addEventListener('visibilitychange', seen);
+    ask();
+    return () => {
+      control.abort();
+      clearTimeout(timer);
+      document.removeEventListener('visibilitychange', seen);
+    };
+  }, [address, seconds]);
+  return answer.of === address ? answer : { data: undefined, error: undefined, at: undefined };
+}

@@ -1,0 +1,58 @@
+/** A rollout's story: a bar of time, and the table of its history. */
+
+import { clock, decimal, duration } from './format.js';
+import { phases } from './history.js';
+import { link, ns } from './route.js';
+import { Table } from './table.js';
+import { useNow } from './time.js';
+import { visible } from './visible_text.js';
+import { html } from './view.js';
+
+/** @param {{history: any, compact?: boolean}} props */
+export function StoryBar({ history, compact }) {
+  const now = useNow();
+  const found = phases(history.entries, now);
+  if (!found.length) return html`<p class="empty">The history has no beginning: a release before histories made it.</p>`;
+  const [start, end] = [found[0].from, found[found.length - 1].to];
+  const whole = Math.max(end - start, 0.001);
+  const text = found.map((p) => `${p.kind} ${duration(p.to - p.from)}${p.why ? ` (${p.why})` : ''}`).join(', ');
+  const attempts = new Set(found.filter((p) => p.kind !== 'queued').map((p) => p.attempt)).size;
+  return html`<figure class="story">
+    <div class="bar" role="img" aria-label=${`${duration(whole)}: ${text}`}>${found.map((p, i) => html`<span key=${i}
+      class=${`phase ${p.kind}${p.open ? ' open' : ''}`} style=${{ flexGrow: (p.to - p.from) / whole }}
+      title=${`${p.kind}, attempt ${p.attempt}: ${duration(p.to - p.from)} from ${clock(p.from)}${p.why ? `\n${p.why}` : ''}`}>${
+        !compact && (p.to - p.from) / whole > 0.09 ? `${p.kind} ${duration(p.to - p.from)}` : ''}</span>`)}</div>
+    ${!compact && html`<figcaption>${clock(start)} to ${found[found.length - 1].open ? 'now' : clock(end)}, ${duration(whole)} in all${attempts > 1 ? `, ${attempts} attempts` : ''}.
+      <span class="legend">${['queued', 'INIT', 'RUN', 'EVAL'].map((k) => html`<span key=${k}><i class=${`phase ${k}`}></i>${k}</span>`)}</span></figcaption>`}
+  </figure>`;
+}
+
+/** @param {{history: any, namespace: string}} props */
+export function HistoryTable({ history, namespace }) {
+  const start = history.entries[0]?.at ?? 0;
+  const rows = history.entries.map((/** @type {any} */ e, /** @type {number} */ i) => ({ ...e, i }));
+  return html`<${Table} caption="History" rows=${rows} keyOf=${(/** @type {any} */ e) => String(e.i)} columns=${[
+    { head: 'After', figure: true, cell: (/** @type {any} */ e) => html`<span title=${clock(e.at)}>${duration(e.at - start)}</span>` },
+    { head: 'Attempt', figure: true, cell: (/** @type {any} */ e) => e.attempt },
+    { head: 'Stage', cell: (/** @type {any} */ e) => e.stage },
+    { head: 'Event', cell: (/** @type {any} */ e) => e.event },
+    { head: 'Details', wide: true, cell: (/** @type {any} */ e) => details(e, namespace) },
+  ]} />
+  ${history.dropped > 0 && html`<p class="dim">${history.dropped} entries after the first ${history.kept_first} are not kept.</p>`}`;
+}
+
+/** @param {any} e @param {string} namespace */
+function details(e, namespace) {
+  const words = [];
+  if (e.status) words.push(`${e.status}${e.reward === undefined ? '' : `, reward ${decimal(e.reward)}`}`);
+  if (e.role) words.push(`${e.role} from ${e.previous ?? 'none'} to ${e.endpoint}`);
+  for (const [role, chosen] of Object.entries(e.endpoints ?? {})) words.push(`${role} ${chosen.id}${chosen.reason ? ` (${chosen.reason})` : ''}`);
+  if (e.weights_version) words.push(`weights ${e.weights_version}`);
+  const why = [e.reason, e.message].filter(Boolean).join(': ');
+  if (why) words.push(why);
+  if (e.able > 1) words.push(`${e.able} node agents could take it; this one had room for ${e.free}`);
+  for (const [stage, seconds] of Object.entries(e.seconds ?? {})) words.push(`${stage.toUpperCase()} ${duration(seconds)}`);
+  const text = visible(words.join('; '));
+  return e.allocation
+    ? html`node ${e.node}, <a href=${link(['allocations', e.allocation], { ns: ns(namespace) })}>${e.allocation}</a>; ${text}` : text;
+}
