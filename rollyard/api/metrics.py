@@ -1,4 +1,4 @@
-"""`GET /metrics`: metrics of the server, of model servers, and of batches.
+"""`GET /metrics`: metrics of the server, of pools, of model servers, and of batches.
 
 Each scrape reads the metrics of model servers from the registry of endpoints, so removed endpoints disappear. The
 gauges have the same values as `rollyard top`. Totals start at zero with each start of an engine; Prometheus allows this
@@ -20,10 +20,13 @@ from rollyard.api.services import SERVICES
 from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.batch import DeliveryBias
 from rollyard.kinds.inference_pool import EndpointStatus
+from rollyard.kinds.metric_history import POOL_METRICS
 from rollyard.server.batches.batch_view import bias
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.store.batch_records import BatchRecord, LengthSums
+from rollyard.store.metric_buckets import Bucket
+from rollyard.store.metric_tables import TrackKey
 from rollyard.wire.engine import EngineLoad
 
 GAUGES: dict[str, tuple[str, Callable[[EndpointStatus], float | None]]] = {
@@ -93,7 +96,25 @@ async def _metrics(request: web.Request) -> web.Response:
     # In a thread, because a thousand endpoints would block the event loop.
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
     batches = batch_metrics(await services.store.batches.running())
-    return web.Response(body=generate_latest(REGISTRY) + (endpoints + batches).encode(), content_type="text/plain")
+    pools = pool_metrics(services.latest_metrics())
+    text = pools + endpoints + batches
+    return web.Response(body=generate_latest(REGISTRY) + text.encode(), content_type="text/plain")
+
+
+def pool_metrics(latest: Sequence[tuple[TrackKey, Bucket]]) -> str:
+    """Return the last sample of each pool in Prometheus's text format. A sample is at most 10 s old."""
+    lines: list[str] = []
+    for kind, names in POOL_METRICS.items():
+        pools = [
+            (f"{label('namespace', key.namespace)},{label('pool', key.pool)}", bucket.measures)
+            for key, bucket in latest
+            if key.kind == kind and not key.endpoint
+        ]
+        for i, name in enumerate(names):
+            samples = [(labels, measure and measure.mean) for labels, row in pools for measure in row[i : i + 1]]
+            text = f"{name.replace('_', ' ').capitalize()} of a {kind}; see /v1/history."
+            lines += family(f"rollyard_{kind.lower()}_{name}", "gauge", text, samples)
+    return "".join(lines)
 
 
 def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int]) -> str:
@@ -132,10 +153,18 @@ def batch_metrics(running: Sequence[BatchRecord]) -> str:
         lines += family(f"rollyard_batches_{name}", "gauge", text, samples)
     ratios = [(labels, _bias(batches)) for labels, batches in pools.items()]
     biases = [(f"{labels},{label('of', of)}", getattr(found, of)) for labels, found in ratios for of in BIASES]
+    shares = [(labels, _informative_share(batches)) for labels, batches in pools.items()]
+    text = "Recent share of informative groups among those with a verdict, of running batches."
+    lines += family("rollyard_batches_informative_share", "gauge", text, shares)
     lines += family(
         "rollyard_batches_bias", "gauge", "Mean length of delivered rollouts / of informative ones.", biases
     )
     return "".join(lines)
+
+
+def _informative_share(batches: Sequence[BatchRecord]) -> float | None:
+    settled = sum(batch.settled for batch in batches)
+    return sum(batch.settled_informative for batch in batches) / settled if settled else None
 
 
 def _bias(batches: Sequence[BatchRecord]) -> DeliveryBias:

@@ -23,6 +23,8 @@ from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
+from rollyard.store.metric_buckets import Bucket
+from rollyard.store.metric_tables import TrackKey
 from rollyard.store.store import Store
 from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
@@ -50,6 +52,8 @@ class Services:
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Returns a preview of the jobs that a pool with these allocations would submit. Blocks for a moment; raises
     Invalid."""
+    latest_metrics: Callable[[], Sequence[tuple[TrackKey, Bucket]]]
+    """Returns the last recorded sample of each pool and endpoint."""
     rotate_tokens: Callable[[RotationRequest], Awaitable[RotationResult]]
 
 

@@ -18,6 +18,16 @@ REWARDS = Counter(
     ["namespace", "pool", "marks"],
     registry=REGISTRY,
 )
+REWARD = Histogram(
+    "rollyard_reward", "Rewards by pool and task kind, without those of checks.", ["namespace", "pool", "kind"],
+    registry=REGISTRY, buckets=(0, 0.1, 0.25, 0.5, 0.75, 0.9, 1),
+)  # fmt: skip
+ROLLOUTS_UNSCORED = Counter(
+    "rollyard_rollouts_unscored",
+    "Rollouts that ended without a reward, by the reason of the failure table.",
+    ["namespace", "pool", "reason"],
+    registry=REGISTRY,
+)
 ROLLOUT_STAGE_SECONDS = Histogram(
     "rollyard_rollout_stage_seconds", "Seconds that attempts spent in each stage.", ["stage"], registry=REGISTRY,
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 1800, 3600),

@@ -55,6 +55,8 @@ class MetricRecorder:
         self._node_agents = node_agents
         self._endpoints = endpoints
         self._outside_demand = outside_demand
+        self.latest: Sequence[tuple[TrackKey, Bucket]] = ()
+        """Last sample of each pool and endpoint."""
         self._followed: dict[PoolKey, list[str]] = {}
         """Endpoints of each pool that are recorded. An endpoint stays until it is gone."""
         self._decided: dict[TrackKey, float] = {}
@@ -81,6 +83,7 @@ class MetricRecorder:
                 shown = endpoint_status(state, held, metrics_of(state))
                 samples.append((TrackKey(pool.kind, *pool.pool_key, state.endpoint.id), _of_endpoint(shown)))
         self._followed = {key: ids for key, ids in self._followed.items() if any(p.pool_key == key for p in serving)}
+        self.latest = samples
         pools: list[Pool] = [*running, *serving]
         decisions = [decision for pool in pools for decision in self._new_decisions(pool)]
         await self._tables.record(self._clock.time(), samples, decisions)

@@ -186,6 +186,7 @@ class Parts:
             log_file=self.workspace.log_file,
             check_allocation=preview.check,
             submission=preview.submission,
+            latest_metrics=lambda: self.metric_recorder.latest,
             rotate_tokens=self.tokens.rotate,
         )
 

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rollyard.core.aio import wait_or_timeout
-from rollyard.core.telemetry import REWARDS, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
+from rollyard.core.telemetry import REWARD, REWARDS, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_UNSCORED
+from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import CHECK, RolloutKey
 from rollyard.store.base import RolloutRecord
 from rollyard.store.rollout_store import RolloutStore
+
+REASONS = frozenset(row.reason for row in ENDINGS.values())
 
 
 class RolloutEnds:
@@ -61,9 +64,14 @@ class RolloutEnds:
     def note(self, record: RolloutRecord) -> None:
         """Count an ended rollout in the metrics, and wake the requests that wait for its end, or for any."""
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
-        if record.mode != CHECK and record.reward is not None and record.reward > 0:
-            marked = record.summary.get("metrics", {}).get("suspicious", 0.0) > 0
-            REWARDS.labels(record.namespace, record.pool, "suspicious" if marked else "none").inc()
+        if record.error is not None:
+            reason = record.error.reason if record.error.reason in REASONS else "Other"
+            ROLLOUTS_UNSCORED.labels(*record.pool_key, reason).inc()
+        if record.mode != CHECK and record.reward is not None:
+            REWARD.labels(*record.pool_key, record.task_kind).observe(record.reward)
+            if record.reward > 0:
+                marked = record.summary.get("metrics", {}).get("suspicious", 0.0) > 0
+                REWARDS.labels(*record.pool_key, "suspicious" if marked else "none").inc()
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
