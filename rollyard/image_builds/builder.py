@@ -26,9 +26,9 @@ from rollyard.kinds.values.image_reference import PathImage
 _NAMED_FORMS = ("docker://", "built:", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
 _WHOLE_NAMES = (".", "..")
 _WITHOUT_REGISTRY = (
-    "; without this registry, name a mirror as HOST/NAME:TAG, an archive as oci-archive:/FILE.tar or docker-archive:/FILE.tar, or "
-    "a folder with a root file system. Or make a base of Debian with `mmdebstrap bookworm base.tar`, and write `FROM scratch` and "
-    "`ADD base.tar /`"
+    "; without this registry, name a mirror as HOST/NAME:TAG, an archive as oci-archive:/FILE.tar or docker-archive:/FILE.tar, "
+    "or a folder with a root file system. Or make a base of Debian with `mmdebstrap bookworm base.tar`, and write "
+    "`FROM scratch` and `ADD base.tar /`"
 )
 
 
