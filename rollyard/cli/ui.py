@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -19,7 +23,10 @@ from rollyard.page_proxy.browser_sessions import CODE_SECONDS
     "--port", type=click.IntRange(0, 65535), default=0, help="port of this machine's loopback  [default: any free port]"
 )
 @click.option("--no-browser", is_flag=True, help="only print the address")
-def ui(kubeconfig: Path | None, port: int, no_browser: bool) -> None:
+@click.option(
+    "--demo", is_flag=True, help="show a recorded training, from a server of its own that ends with the command"
+)
+def ui(kubeconfig: Path | None, port: int, no_browser: bool, demo: bool) -> None:
     """Open the server's page in a browser.
 
     The command runs until Ctrl-C. It passes the page and what the page reads on to this machine's loopback, for this user
@@ -27,7 +34,6 @@ def ui(kubeconfig: Path | None, port: int, no_browser: bool) -> None:
     """
     from rollyard.page_proxy.main import serve_until_ended
 
-    context = load_context(kubeconfig)
     shown = False
 
     def announce(address: str) -> None:
@@ -38,7 +44,20 @@ def ui(kubeconfig: Path | None, port: int, no_browser: bool) -> None:
             shown = True
             _explain(address, opened=not no_browser and _has_browser() and webbrowser.open(address))
 
-    asyncio.run(serve_until_ended(context, port, announce))
+    with _demonstration() if demo else nullcontext(kubeconfig) as file:
+        asyncio.run(serve_until_ended(load_context(file), port, announce))
+
+
+@contextmanager
+def _demonstration() -> Iterator[Path]:
+    from rollyard.page_proxy.recorded_server import served_recording
+    from rollyard.page_proxy.recording import RECORDING
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # until the proxy has its own handlers
+        signal.signal(number, lambda *_: sys.exit(0))
+    click.echo("starting a server with a recorded training (some seconds)", err=True)
+    with served_recording(RECORDING) as kubeconfig:
+        yield kubeconfig
 
 
 def _has_browser() -> bool:

@@ -25,7 +25,7 @@ SECRET = "/v1/endings"
 HONEST = b'"endings"'
 OWN = "Host: {host}"
 IN = "Cookie: {cookie}"
-"""What the user's browser adds by itself to a request of any page that may carry it."""
+"""Header that the user's browser adds by itself to the request of a page."""
 
 
 def ask(line: str, *headers: str, host: str = OWN, body: str = "") -> str:

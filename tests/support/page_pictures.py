@@ -1,8 +1,10 @@
 """Pictures of the page of a running server, and the faults that a browser finds in it.
 
     python -m tests.support.page_pictures --kubeconfig DATA/admin.kubeconfig --out FOLDER [#/pools #/rollouts/ID ...]
+    python -m tests.support.page_pictures --demo --out FOLDER [#/rollouts/tasks-g0.0 ...]
 
-Without addresses it shows all views of the navigation: at 1280 and 390 pixels, light and dark.
+Without addresses it shows all views of the navigation: at 1280 and 390 pixels, light and dark. --demo: those of the recorded
+training.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 from rollyard.client.kubeconfig import load_context
 from rollyard.page_proxy.main import listen
+from rollyard.page_proxy.recorded_server import served_recording
+from rollyard.page_proxy.recording import RECORDING
 from tests.support.browser import Tab, chromium
 
 WIDTHS = {1280: 800, 390: 844}
@@ -60,14 +64,18 @@ async def _show(tab: Tab, url: str, width: int, dark: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kubeconfig", type=Path, required=True)
+    server = parser.add_mutually_exclusive_group(required=True)
+    server.add_argument("--kubeconfig", type=Path)
+    server.add_argument("--demo", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--width", type=int, action="append")
     parser.add_argument("--no-axe", action="store_true", help="without the search for faults of accessibility")
     parser.add_argument("addresses", nargs="*", metavar="#/VIEW")
     given = parser.parse_args()
     widths = given.width or list(WIDTHS)
-    raise SystemExit(asyncio.run(take(given.kubeconfig, given.out, given.addresses, widths, axe=not given.no_axe)) > 0)
+    with served_recording(RECORDING) if given.demo else nullcontext(given.kubeconfig) as kubeconfig:
+        faults = asyncio.run(take(kubeconfig, given.out, given.addresses, widths, axe=not given.no_axe))
+    raise SystemExit(faults > 0)
 
 
 if __name__ == "__main__":
