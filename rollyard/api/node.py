@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import WSMsgType, web
 from pydantic_core import from_json
@@ -14,12 +14,12 @@ from pydantic_core import from_json
 from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import CLAIMS, token_allocation
-from rollyard.api.error_status import status_body
 from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES, Services
-from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, RollyardError, TooLarge, Unavailable
+from rollyard.api.uploads import store_uploads
+from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
@@ -30,14 +30,12 @@ from rollyard.server.rollouts.missing_images import MOST_READY
 from rollyard.server.rollouts.results import Upload, split_upload
 from rollyard.server.routing.staleness import allow_under_way
 from rollyard.store.base import allocation_uid
-from rollyard.trajectory.frames import framed, unframed
+from rollyard.trajectory.frames import framed
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.node import (
     CLOSE_FENCED,
     CLOSE_HELLO_EXPECTED,
     CLOSE_INCOMPATIBLE,
-    MAX_RESULT_BYTES,
-    MAX_RESULTS,
     CapacityRequest,
     HandBack,
     Heartbeat,
@@ -229,18 +227,17 @@ async def _inference_pools(services: Services, agent: ConnectedNodeAgent) -> set
 
 
 async def _put_runs(request: web.Request) -> web.Response:
-    async def store(services: Services, runs: list[Upload]) -> Sequence[ApiError | None]:
-        return await services.rollouts.store_runs(runs, request[CLAIMS].subject)
-
-    return await _store_uploads(request, _run, store)
+    rollouts, holder = request.app[SERVICES].rollouts, request[CLAIMS].subject
+    return await store_uploads(request, _run, lambda runs: rollouts.store_runs(runs, holder))
 
 
 async def _put_results(request: web.Request) -> web.Response:
-    async def store(services: Services, uploads: list[Upload]) -> Sequence[ApiError | None]:
-        results = [(upload.header, upload.outcome) for upload in uploads]
-        return await services.rollouts.finish_all(results, request[CLAIMS].subject)
+    rollouts, holder = request.app[SERVICES].rollouts, request[CLAIMS].subject
 
-    return await _store_uploads(request, split_upload, store)
+    async def store(uploads: list[Upload]) -> Sequence[ApiError | None]:
+        return await rollouts.finish_all([(upload.header, upload.outcome) for upload in uploads], holder)
+
+    return await store_uploads(request, split_upload, store)
 
 
 def _run(body: bytes) -> Upload:
@@ -249,31 +246,6 @@ def _run(body: bytes) -> Upload:
     if upload.outcome is None or upload.artifact is None:
         raise Invalid("a result of RUN has two frames: the tokens and the artifact")
     return upload
-
-
-async def _store_uploads(
-    request: web.Request,
-    read: Callable[[bytes], Upload],
-    store: Callable[[Services, list[Upload]], Awaitable[Sequence[ApiError | None]]],
-) -> web.Response:
-    """Read and store several uploads. For each, the answer has null if the upload was stored, else the `Status` of its
-    error."""
-    try:
-        bodies = unframed(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
-    except ValueError as error:
-        raise BadRequest(f"the body ends in the middle of a result: {error}") from None
-    if len(bodies) > MAX_RESULTS:
-        raise TooLarge(f"one request may have at most {MAX_RESULTS} results, but this one has {len(bodies)}")
-    errors: dict[int, ApiError | None] = {}
-    uploads: dict[int, Upload] = {}
-    for i, body in enumerate(bodies):
-        try:
-            uploads[i] = read(body)
-        except (Invalid, TooLarge) as refusal:
-            errors[i] = refusal
-    errors |= zip(uploads, await store(request.app[SERVICES], list(uploads.values())), strict=True)
-    ordered = (errors[i] for i in range(len(bodies)))
-    return web.json_response({"results": [None if e is None else status_body(e) for e in ordered]})
 
 
 @accepts("namespace", "id", "fence")

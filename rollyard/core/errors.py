@@ -42,6 +42,7 @@ RollyardError
 │   └── RoleModelFailed      a model that a task handler calls by its role, such as a judge, failed: InfraFailed after retries
 ├── RoleModelAttacked        it is certain that the agent's text made a judge unusable: the rollout is scored, with 0
 ├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
+├── ResumeFailed             a rollout cannot go on after its saved turns: it begins again, in the same attempt
 ├── NoReward                 a rollout ended without a reward; its trainer counts the session as failed (trainers/verl)
 ├── ImageBuildFailed         an image cannot be built; the message names the line of the Dockerfile and what to change
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
@@ -341,6 +342,10 @@ class ContextExceeded(RollyardError):
 
 class TaskError(RollyardError):
     ending = "TaskError"
+
+
+class ResumeFailed(RollyardError):
+    """Saved turns, or their snapshot, cannot be used."""
 
 
 class SnapshotUnusable(TaskError):

@@ -46,6 +46,22 @@ ATTEMPTS_FAULTED = Counter(
     registry=REGISTRY,
 )
 LEASES_LOST = Counter("rollyard_leases_lost", "Leases that ended without a result.", ["why"], registry=REGISTRY)
+ROLLOUTS_RESUMED = Counter(
+    "rollyard_rollouts_resumed",
+    "Leases of rollouts that followed a lost one in RUN: after a saved turn, or from the beginning.",
+    ["where"],
+    registry=REGISTRY,
+)
+RESUMED_TURNS = Counter(
+    "rollyard_resumed_turns",
+    "Saved turns of resumed rollouts: kept, replayed (kept, and their tool calls run again), dropped and sampled again.",
+    ["what"],
+    registry=REGISTRY,
+)
+TURNS_SAVED = Counter("rollyard_turns_saved", "Turns that node agents have saved during RUN.", registry=REGISTRY)
+RESUME_SNAPSHOT_BYTES = Counter(
+    "rollyard_resume_snapshot_bytes", "Bytes of stored snapshots from which rollouts can go on.", registry=REGISTRY
+)
 ROLLOUTS_OUTDATED = Counter(
     "rollyard_rollouts_outdated",
     "Rollouts whose weights became older than they allow.",

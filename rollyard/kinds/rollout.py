@@ -192,6 +192,9 @@ class AgentSpec(WireModel):
     """Snapshots of the sandbox's files that are stored with the rollout. last: one at the end of RUN. every: one after
     each turn of the built-in loop. A list of numbers: one after each of these turns; the first turn is 1."""
 
+    resume: Literal["auto", "never"] = "auto"
+    """auto: a rollout whose node is lost goes on after its last turn elsewhere, where that is safe. never: it begins again."""
+
     fork_from: ForkPoint | None = None
     """Turn of another rollout from which this rollout goes on, with the conversation and the files after that turn. The
     other rollout needs a snapshot after the turn. It must have the same pool and the same task."""

@@ -20,6 +20,7 @@ class HistoryEvent(StrEnum):
     LEASE_LOST = "LeaseLost"
     FAULT = "Fault"
     OUTDATED = "Outdated"
+    RESUMED = "Resumed"
     EXEC = "Exec"
     COPY_OUT = "CopyOut"
     COPY_IN = "CopyIn"

@@ -139,6 +139,8 @@ class RolloutPoolSpec(KindModel):
     max_attempts: int = Field(default=DEFAULT_MAX_ATTEMPTS, ge=1, le=20)
     """Greatest number of attempts of a rollout. If the infrastructure fails in each attempt, the rollout ends
     InfraFailed."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: rollouts whose node is lost go on at their last turn elsewhere, where that is safe. never: they begin again."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None

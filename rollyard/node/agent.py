@@ -65,6 +65,8 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HAND_BACK_SECONDS = 5.0
+FLUSH_SECONDS = 2.0
+"""Seconds in which the last turns of the rollouts are saved before they are handed back."""
 KEPT_SHARE = 4
 """One in this number of the allocation's sandboxes may be the kept sandbox of a failed rollout."""
 MAX_ERROR_CHARS = 2000
@@ -288,7 +290,10 @@ class NodeAgent:
                 found[1].cancel()
 
     async def _hand_back(self, reason: str) -> None:
-        """Hand back every lease while the connection is still open."""
+        """Hand back every lease while the connection is still open, with the turns so far."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await asyncio.gather(*(work.flush() for work, _ in self._runs.values()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 for work, task in list(self._runs.values()):

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollyard.core.errors import ContextExceeded, RoleBudgetUsed
 from rollyard.kinds.base import evolve
@@ -61,16 +61,18 @@ async def run_agent(
     sample_index: int,
     environment: Environment | None = None,
     turn_ended: Callable[[int], Awaitable[None]] | None = None,
+    goes_on: Callable[[], None] | None = None,
 ) -> None:
-    """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated. `turn_ended` is
-    called after each turn with the turn's number, counted from 1.
+    """Fill `run` turn by turn, behind the turns that it has. A limit that is reached after the first prompt ends the run as
+    Truncated. `turn_ended` is called after each turn with the turn's number, counted from 1; `goes_on` after each turn that
+    does not end the conversation.
 
     If the conversation has no parser, nothing in a turn counts as a tool call.
 
     Raises SandboxLost, and the errors of `policy.sample`, of `environment.reply` and of a handler's own tools; ContextExceeded
     only if the first prompt leaves no room for a token. Raises TaskError or TemplateUnusable if the chat template fails.
     """
-    for number in range(agent.max_turns):
+    for number in range(len(run.turns), agent.max_turns):
         try:
             parsed = await sample_turn(run, policy, with_turn_seed(sampling, sample_index, number))
         except ContextExceeded as error:
@@ -102,6 +104,8 @@ async def run_agent(
             return
         if reply is not None and observation is not None:
             run.conversation.add_reply(reply.role, observation)
+        if goes_on is not None:
+            goes_on()
     run.cut_short = turns_ended(agent)
 
 
@@ -111,7 +115,7 @@ async def sample_turn(run: AgentProgress, policy: Policy, sampling: Sampling) ->
     started = time.monotonic()
     prompt: list[int] = []
     try:
-        prompt = await _prompt_ids(run.conversation, policy.context)
+        prompt = await prompt_ids_of(run.conversation, policy.context)
         sample = await policy.sample(prompt, sampling)
     except ContextExceeded as error:
         if run.turns:
@@ -131,7 +135,7 @@ async def sample_turn(run: AgentProgress, policy: Policy, sampling: Sampling) ->
             response_length=len(sample.token_ids),
             text=text,
             finish_reason=sample.finish_reason,
-            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
+            tool_calls=calls_of(parsed),
             timings={"model": round(time.monotonic() - started, 6), "tools": 0.0},
         )
     )
@@ -144,7 +148,9 @@ async def call_tools(run: AgentProgress, tools: Tools) -> list[ToolResult]:
     reads. Raises as `Tools.call`."""
     parsed, began = run.conversation.last.parsed, time.monotonic()
     done = [await tools.call(c.name, c.arguments) for c in parsed.calls]
-    texts = _append_results(run, parsed, [result.text for result in done])
+    found = result_texts(run, parsed, [result.text for result in done])
+    append_results(run, found)
+    texts = found.all
     turn = run.turns[-1]
     timings = {**turn.timings, "tools": round(time.monotonic() - began, 6)}
     run.turns[-1] = evolve(turn, tool_results=texts, timings=timings)
@@ -172,7 +178,7 @@ async def _record_reply(run: AgentProgress, environment: Environment) -> Reply |
     return reply
 
 
-async def _prompt_ids(conversation: Conversation, context: int | None) -> list[int]:
+async def prompt_ids_of(conversation: Conversation, context: int | None) -> list[int]:
     """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the event loop must renew
     leases meanwhile.
 
@@ -187,8 +193,27 @@ async def _prompt_ids(conversation: Conversation, context: int | None) -> list[i
         raise
 
 
-def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) -> list[str]:
-    """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
+def calls_of(parsed: ParsedTurn) -> list[dict[str, Any]]:
+    """Return the calls of a turn as they are in the trajectory."""
+    return [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTexts:
+    """Texts that the model reads after a turn with calls."""
+
+    results: list[str]
+    """One text for each call."""
+    wrong: str | None = None
+    """Message about an unreadable call."""
+
+    @property
+    def all(self) -> list[str]:
+        return self.results if self.wrong is None else [*self.results, self.wrong]
+
+
+def result_texts(run: AgentProgress, parsed: ParsedTurn, results: list[str]) -> ResultTexts:
+    """Return the results of the turn's calls, with a message about an unreadable call."""
     parser, wrong = run.conversation.parser, None
     if parser is not None and parsed.error is not None:
         wrong = tool_results.malformed_call_result(parsed.error, parser.form)
@@ -196,11 +221,13 @@ def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) 
         # Mistral's template refuses a user message directly after tool results. So for every error role `user` the
         # message is appended to the last result.
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
-    run.conversation.add_results(results)
-    if wrong is None:
-        return results
-    run.conversation.add_messages([{"role": run.conversation.error_role, "content": wrong}])
-    return [*results, wrong]
+    return ResultTexts(results, wrong)
+
+
+def append_results(run: AgentProgress, texts: ResultTexts) -> None:
+    run.conversation.add_results(texts.results)
+    if texts.wrong is not None:
+        run.conversation.add_messages([{"role": run.conversation.error_role, "content": texts.wrong}])
 
 
 def with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from rollyard.core.errors import StageTimeout
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import ForkPoint, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.node.agent_loop import AgentProgress, run_agent
@@ -20,7 +21,9 @@ from rollyard.node.harness import Harness
 from rollyard.node.lease_models import LeaseModels
 from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.own_tools import OwnTool
+from rollyard.node.replay import Replay, play_again
 from rollyard.node.tool_execution import Tools
+from rollyard.node.turn_saver import TurnSaver
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.tasks.base import Message, Reply
 from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
@@ -28,10 +31,12 @@ from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.tool_calls import parser_for
-from rollyard.trajectory import Outcome, Segment, Turn
+from rollyard.trajectory import Outcome, SavedTurn, Segment, Turn
 from rollyard.wire.node import Lease
 from rollyard.wire.tool_proof import ToolProof
 
+TurnEnded = Callable[[int], Awaitable[None]]
+"""Function that is called after a turn, with its number."""
 REPLY_SECONDS = 30.0
 """Time that an environment's reply may take beyond RUN's budget. So a rollout that reaches the budget during a reply ends
 Truncated with the reward of its last turn, and not without that reward."""
@@ -92,10 +97,27 @@ class LoopRun:
         reads_calls = bool(parts.offered) or environment is None
         self._run, self._tools = parts.begin(messages, parts.offered, reads_calls=reads_calls)
         self._overdue = False
+        self._sandbox = parts.sandbox
+        self._saver: TurnSaver | None = None
 
     async def go_on_from(self, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:
         """Begin with the turns of other rollouts. Raises as `fork.go_on_from`."""
         await asyncio.to_thread(go_on_from, self._run, ancestors)
+
+    async def play_again(self, saved: Sequence[SavedTurn], begun_with: int, turn_ended: TurnEnded) -> Replay:
+        """Begin with the saved turns of an earlier lease. Raises as `replay.play_again`."""
+        spec = self._sandbox.spec
+        has_network = spec.host_network or bool(spec.allowed_hosts)
+        return await play_again(self._run, saved, self._tools, begun_with, has_network, turn_ended)
+
+    def report(self, saver: TurnSaver, resumption: Resumption, *, changed: bool) -> None:
+        """`changed`: the last turn is another than the saved one."""
+        saver.resume(resumption, self._run if changed else None)
+
+    def save_with(self, saver: TurnSaver) -> None:
+        """Save the turns from now on."""
+        saver.begin(self._tools)
+        self._saver = saver
 
     async def turns(self) -> list[Turn]:
         """Return the turns so far."""
@@ -115,18 +137,21 @@ class LoopRun:
             cut_short=run.cut_short,
         )
 
-    async def run(self, budget: float, turn_ended: Callable[[int], Awaitable[None]]) -> AgentResult:
-        """Run the loop to its end, or for `budget` seconds. Raises as `run_agent`."""
-        lease, policy = self._lease, self._policy
+    async def run(self, budget: float, turn_ended: TurnEnded) -> AgentResult:
+        """Run the loop to its end, or for `budget` seconds, in which the turns of earlier leases count. Raises as
+        `run_agent`."""
+        lease, policy, saver = self._lease, self._policy, self._saver
+        goes_on = (lambda: saver.goes_on(self._run)) if saver is not None else None
+        used = sum(sum(turn.timings.values()) for turn in self._run.turns)
         try:
-            async with asyncio.timeout(budget) as limit:
+            async with asyncio.timeout(max(0.0, budget - used)) as limit:
                 policy.failover.limit = limit
                 environment, replies = self._environment, None
                 if environment is not None:
                     replies = _UncutReplies(environment, limit, budget, self._models)
-                await run_agent(
-                    self._run, policy, self._tools, lease.agent, lease.sampling, lease.sample_index, replies, turn_ended
-                )
+                work, tools = self._run, self._tools
+                of_lease = (lease.agent, lease.sampling, lease.sample_index)
+                await run_agent(work, policy, tools, *of_lease, replies, turn_ended, goes_on)
         except TimeoutError:
             self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, budget_ended(budget)
         return await self.result()

@@ -23,6 +23,7 @@ from rollyard.core.errors import (
     NodeFault,
     NotFound,
     NothingSampled,
+    ResumeFailed,
     RoleModelAttacked,
     RollyardError,
     SandboxBroken,
@@ -36,10 +37,11 @@ from rollyard.core.errors import (
 )
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.kinds.base import evolve
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun
+from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, TurnEnded
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.check_run import run_check
 from rollyard.node.eval_files import EvalFiles, check_image
@@ -54,7 +56,9 @@ from rollyard.node.own_tools import OwnTool, start_tools
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.run_snapshots import RunSnapshots
 from rollyard.node.sandbox_specs import SandboxSpecs, sandbox_specs
+from rollyard.node.saved_work import SavedWork, why_never
 from rollyard.node.stage_workers import StagePools
+from rollyard.node.turn_saver import TurnSaver, unpacked
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
 from rollyard.tasks.base import Evaluation, Score
@@ -130,6 +134,8 @@ class LeaseRun:
         self._offered: list[str | OwnTool] = []
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
         self._harness: Harness | None = None
+        self._saver: TurnSaver | None = None
+        self._resumptions: list[Resumption] = []
         self.over = False
         """True if the work on the lease has ended, for whatever reason."""
 
@@ -149,8 +155,16 @@ class LeaseRun:
         return self._harness.output if self._harness is not None else None
 
     def note_look(self) -> None:
-        """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric."""
+        """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric. What the program
+        changes would be missing elsewhere, so no further turns are saved."""
+        if self._saver is not None:
+            self._saver.stop("somebody looked into the sandbox")
         self._looks["looks_in_eval" if self.stage is Stage.EVAL else "looks"] += 1
+
+    async def flush(self) -> None:
+        """Wait until the turns so far are saved."""
+        if self._saver is not None:
+            await self._saver.flush()
 
     @property
     def ref(self) -> LeaseRef:
@@ -279,24 +293,43 @@ class LeaseRun:
     async def _run(self, handler: GuardedHandler) -> RunResult:
         """Run INIT and RUN. The sandbox is closed before this method returns. So no process of the agent is alive when
         EVAL runs the hidden tests."""
-        calls_model = self._lease.agent.calls_model
-        if calls_model and POLICY_ROLE not in self._lease.endpoints:
+        if self._lease.agent.calls_model and POLICY_ROLE not in self._lease.endpoints:
             raise TaskError(
                 f"the pool has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; add it to "
                 "spec.inference"
             )
+        saved = await self._saved_work()
+        while True:
+            try:
+                return await self._run_with(handler, saved)
+            except ResumeFailed as error:
+                log.warning("rollout %s cannot go on as it was: %s", self._lease.id, error)
+                saved = saved.without(str(error))
+
+    async def _saved_work(self) -> SavedWork:
+        if not self._lease.saved_turns:
+            return SavedWork()
+        stored, bodies = await self._node.uploads.stored_turns(self.ref)
+        turns = await asyncio.to_thread(unpacked, bodies)
+        return SavedWork(turns, stored.snapshot, tuple(stored.resumptions), len(turns))
+
+    async def _run_with(self, handler: GuardedHandler, saved: SavedWork) -> RunResult:
+        """Run INIT and RUN, or what is left of RUN. Raises ResumeFailed if the rest needs another sandbox."""
+        calls_model, lease = self._lease.agent.calls_model, self._lease
         async with contextlib.AsyncExitStack() as stack:
-            sandbox, environment = await self._init(handler, stack)
+            sandbox, environment = await self._init(handler, stack, saved)
             model = await self._template(handler) if calls_model else None
             async with self._stage_worker(Stage.RUN):
-                if handler.eval_needs_sandbox:
+                if handler.eval_needs_sandbox and self._for_eval is None:
                     self._for_eval = self._node.sandboxes.expect(self._specs.eval)
                 files = self._eval_files if handler.eval_from_snapshot(self._lease.task) else None
                 snapshots = await stack.enter_async_context(
                     RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent, files)
                 )
                 if model is not None:
-                    run = await self._agent(handler, sandbox, environment, *model, snapshots)
+                    version = lease.endpoints[POLICY_ROLE].weights_version
+                    self._saver = await stack.enter_async_context(TurnSaver(self._node.uploads, self.ref, version))
+                    run = await self._agent(handler, sandbox, environment, *model, snapshots, saved)
                 else:
                     run = await run_check(self._lease, handler, sandbox, self._budget(Stage.RUN))
                 artifact = await self._artifact(handler, sandbox, run, snapshots)
@@ -328,10 +361,11 @@ class LeaseRun:
             harness_output=self._output,
             cut_short=run.cut_short,
             role_calls=list(self._models.calls),
+            resumptions=self._resumptions,
         )
 
     async def _init(
-        self, handler: GuardedHandler, stack: contextlib.AsyncExitStack
+        self, handler: GuardedHandler, stack: contextlib.AsyncExitStack, saved: SavedWork
     ) -> tuple[Sandbox, GuardedEnvironment | None]:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
@@ -339,7 +373,9 @@ class LeaseRun:
             claimed = await self._node.sandboxes.claim(self._specs.run, tools, self._pinned)
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
-            if self._lease.agent.fork_from is not None:
+            if saved.snapshot is not None:
+                await self._restore_saved(sandbox)
+            elif self._lease.agent.fork_from is not None:
                 await self._restore_fork(sandbox)
             else:
                 await handler.init(task, sandbox)
@@ -359,6 +395,15 @@ class LeaseRun:
                 f"a task of kind {task.kind!r} has {which}, whose state no snapshot has; leave out `agent.fork_from`"
             )
         return sandbox, environment
+
+    async def _restore_saved(self, sandbox: Sandbox) -> None:
+        """Give the sandbox the files of the newest snapshot of an earlier lease. Raises ResumeFailed."""
+        try:
+            about, archive = await self._node.uploads.turns_snapshot(self.ref)
+            check_image(about.image, sandbox)
+            await sandbox.restore(io.BytesIO(archive))
+        except (NotFound, Invalid, SnapshotUnusable) as error:
+            raise ResumeFailed(f"the snapshot after a turn cannot be used: {error}") from None
 
     async def _restore_fork(self, sandbox: Sandbox) -> None:
         """Give the sandbox the files after the turn from which the rollout goes on. They include what the task's handler
@@ -381,10 +426,17 @@ class LeaseRun:
         template: ChatTemplate,
         tools: ToolProof,
         snapshots: RunSnapshots,
+        saved: SavedWork,
     ) -> AgentResult:
-        """Run the agent. If RUN's budget runs out, the run is truncated. If no token was sampled, raises an error with the
-        reason."""
+        """Run the agent, or what is left of its work. If RUN's budget runs out, the run is truncated. If no token was
+        sampled, raises an error with the reason."""
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
+        assert self._saver is not None
+        never = why_never(lease, has_loop=handler.has_loop, has_environment=environment is not None)
+        if not saved.turns and lease.lost and (why := never or saved.failed):
+            begun_again = Resumption(turn=0, reason=lease.lost, dropped=saved.count, why=why)
+            self._resumptions = [*saved.resumptions, begun_again]
+            self._saver.resume(begun_again)
         if lease.agent.command is not None:
             command = CommandRun(lease, handler, sandbox, template, tools, policy)
             self._live_turns, self._harness = command.turns, command.harness
@@ -408,6 +460,10 @@ class LeaseRun:
                 await snapshots.turn_ended(turn)
 
             try:
+                if isinstance(loop, LoopRun) and never is None:
+                    if saved.turns:
+                        await self._play_again(loop, saved, turn_ended)
+                    loop.save_with(self._saver)
                 ran = await loop.run(budget, turn_ended)
             except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.
@@ -419,6 +475,17 @@ class LeaseRun:
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(ran.overdue, policy.turns_requested, policy.tokens_arrived, budget)
         return ran
+
+    async def _play_again(self, loop: LoopRun, saved: SavedWork, turn_ended: TurnEnded) -> None:
+        """Begin the loop with the turns of earlier leases. Raises as `LoopRun.play_again`."""
+        began, budget = time.monotonic(), self._budget(Stage.RUN)
+        async with self._limit(budget, f"playing saved turns again took more than {budget:g} s"):
+            replay = await loop.play_again(saved.turns, saved.begun_with, turn_ended)
+        resumption = saved.resumption(self._lease.lost, replay, time.monotonic() - began)
+        log.info("rollout %s goes on %s", self._lease.id, resumption.sentence)
+        self._resumptions = [*saved.resumptions, resumption]
+        assert self._saver is not None
+        loop.report(self._saver, resumption, changed=replay.changed)
 
     async def _artifact(
         self, handler: GuardedHandler, sandbox: Sandbox, run: AgentResult, snapshots: RunSnapshots

@@ -34,6 +34,9 @@ class OwnTool:
     parameters: Mapping[str, Any] | type[BaseModel]
     run: Run
     """`async run(arguments, timeout)`. The arguments follow `parameters`. Raises TimeoutError."""
+    repeatable: bool = False
+    """Whether a call that is run again in an equal sandbox does the same: it needs nothing outside of the sandbox's files, and
+    changes nothing there."""
 
     @property
     def schema(self) -> ToolSchema:
@@ -55,7 +58,8 @@ async def start_tools(
             case Tool():
                 found.append(OwnTool(tool.name, tool.description, tool.parameters, _function(handler, tool, sandbox)))
             case ProgramTool():
-                found.append(OwnTool(tool.name, tool.description, tool.parameters, _program(tool, sandbox)))
+                run = _program(tool, sandbox)
+                found.append(OwnTool(tool.name, tool.description, tool.parameters, run, tool.repeatable))
             case McpServer():
                 session = await stack.enter_async_context(McpSession.started(sandbox, tool.command))
                 found += [OwnTool(*one, session.caller(one.name)) for one in await session.tools(tool.only)]

@@ -24,7 +24,15 @@ from rollyard.trajectory import Artifact, Outcome, RunResult, sampled_tokens
 from rollyard.trajectory.artifact import artifact_size, pack, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE, Columns, columns_of, decode
 from rollyard.trajectory.frames import framed, unframed
-from rollyard.wire.node import MAX_RESULTS, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader
+from rollyard.wire.node import (
+    MAX_RESULTS,
+    RESULT_CONTENT_TYPE,
+    LeaseRef,
+    ResultHeader,
+    SnapshotHeader,
+    StoredTurns,
+    TurnsHeader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +40,7 @@ REQUEST_SECONDS = 120.0
 SHORT_TURNS, SHORT_TOKENS = 8, 1024
 """Greatest numbers of turns and tokens of an outcome that is encoded on the event loop."""
 SNAPSHOT = "/v1/node/snapshot"
-RUN, RUNS, RESULTS = "/v1/node/run", "/v1/node/runs", "/v1/node/results"
+RUN, RUNS, RESULTS, TURNS = "/v1/node/run", "/v1/node/runs", "/v1/node/results", "/v1/node/turns"
 SMALL_BYTES = 64 << 10
 """Greatest size of an upload that shares a request with others. A larger upload gets a request of its own at once, even
 while another request is under way."""
@@ -44,7 +52,7 @@ class ResultUploads:
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
-        self._queues = {path: UploadQueue(partial(self._send, path)) for path in (RUNS, RESULTS)}
+        self._queues = {path: UploadQueue(partial(self._send, path)) for path in (RUNS, RESULTS, TURNS)}
         self._compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
         """Compressor of the event loop's thread. The compressor is kept, because making one takes ten times as long as
         compressing a short result."""
@@ -73,6 +81,20 @@ class ResultUploads:
         """Upload a snapshot of a sandbox. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
         the snapshot."""
         await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
+
+    async def turns(self, header: TurnsHeader, bodies: Sequence[bytes]) -> None:
+        """Upload saved turns. Raises as `snapshot`."""
+        data = header.model_dump_json(exclude_defaults=True).encode() + b"\n" + b"".join(map(framed, bodies))
+        await self._put_data(TURNS, header.lease, data)
+
+    async def stored_turns(self, ref: LeaseRef) -> tuple[StoredTurns, list[bytes]]:
+        """Fetch the turns that were saved under earlier leases. Raises as `stored_run`."""
+        about, *bodies = unframed(await self._fetch(TURNS, ref))
+        return StoredTurns.model_validate_json(about, extra="ignore"), bodies
+
+    async def turns_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
+        """Fetch the newest snapshot that was saved with the turns. Raises as `stored_run`."""
+        return _read_snapshot(await self._fetch(f"{TURNS}/snapshot", ref))
 
     async def ancestors(self, ref: LeaseRef) -> list[tuple[ForkPoint, Outcome]]:
         """Fetch the rollouts from which a rollout goes on, each with its last turn, the first one first. Raises as

@@ -25,6 +25,11 @@ class Tools:
         self._timeout = timeout
         self._form = form
 
+    def is_repeatable(self, name: str) -> bool:
+        """Whether a call of this tool can be run again in another sandbox."""
+        own = self._own.get(name)
+        return own is None or own.repeatable
+
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run a call and return the result for the model. Raises SandboxLost and SandboxBroken; for a handler's own tool also
         the errors of a handler."""

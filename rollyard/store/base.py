@@ -92,7 +92,8 @@ class RolloutRecord:
     """Constraint on the weights after the rollout has begun, or None. When the pool's weights change, the server checks
     only the records with a constraint (`Transaction.version_bound`)."""
     weights_version: str | None = None
-    """Version of the policy when the lease was granted. None after a requeue that repeats the sampling."""
+    """Version of the policy when the lease was granted; while there are saved turns, version with which their first lease was
+    granted. None after a requeue that repeats the sampling."""
     outdated: int = 0
     """Number of leases taken back because the weights no longer matched the request. Such a lease uses up none of the
     pool's `maxAttempts`; the limit for such leases is `step.MAX_OUTDATED`."""
@@ -107,6 +108,8 @@ class RolloutRecord:
     """Image of EVAL's sandbox in normal form; empty if it is that of RUN's sandbox."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the task (`kinds/task_metadata.py`)."""
+    saved_turns: int = 0
+    """Number of turns of RUN in the store, after which another node agent can go on with the attempt."""
 
     def images(self, default: str) -> list[str]:
         """Return the images that the rollout needs from its present stage on. A node has them before INIT begins, so that no

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.store import metadata_items, row_codec, snapshot_table
+from rollyard.store import metadata_items, row_codec, saved_turn_table, snapshot_table
 from rollyard.store.base import BlobRef
 from rollyard.store.writer import WriteUnit
 
@@ -23,7 +23,7 @@ this name; {0} stands for the reference's column."""
 _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
     "SELECT artifact FROM rollouts WHERE artifact IS NOT NULL UNION ALL "
-    f"{snapshot_table.NEEDED}"
+    f"{snapshot_table.NEEDED} UNION ALL {saved_turn_table.NEEDED}"
 )
 
 NOT_NEWEST = (
@@ -141,7 +141,7 @@ def blobs_in(db: sqlite3.Connection, pack: str) -> list[StoredBlob]:
     live = f"SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND ({of_pack})"
     if db.execute(live, (pack,) * len(_COLUMNS)).fetchone():
         return []  # the live rollout's record may change at any time, and the pack must stay anyway
-    if snapshot_table.uses_pack(db, pack):
+    if snapshot_table.uses_pack(db, pack) or saved_turn_table.uses_pack(db, pack):
         return []  # snapshots are not moved; they are deleted with their rollouts
     found = [
         StoredBlob(seq, column, row_codec.blob_of(text))

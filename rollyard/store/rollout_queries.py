@@ -1,5 +1,6 @@
 """Queries about rollouts, for the read connections and for the writer. Each method except `queue_places`,
-`count_without_image` and `images_needed` is one statement, so it reads a single state of the store."""
+`count_without_image`, `images_needed` and `saved_turns` is one statement, so it reads a single state of the store. Saved turns
+are read for the holder of the lease, who alone changes them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.values.image_reference import normal_form
-from rollyard.store import missing_image_rows, row_codec, usage_hours
+from rollyard.store import missing_image_rows, row_codec, saved_turn_table, usage_hours
 from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, StoredSnapshot
+from rollyard.store.saved_turn_table import ResumeState
 from rollyard.store.usage_hours import UsageHour
 
 Counts = dict[tuple[Stage, Status], int]
@@ -47,6 +49,18 @@ class RolloutQueries:
             )
             for blob, body in self._db.execute(query, (record.seq, record.attempt))
         ]
+
+    def resume_state(self, record: RolloutRecord) -> ResumeState:
+        """Return the snapshot and the resumptions that belong to the saved turns of a rollout."""
+        return saved_turn_table.state(self._db, record.seq)
+
+    def saved_turns(self, record: RolloutRecord) -> tuple[ResumeState, list[bytes]]:
+        """Saved turns of the rollout, the first one first, with what belongs to them."""
+        return saved_turn_table.state(self._db, record.seq), saved_turn_table.turns(self._db, record.seq)
+
+    def resume_totals(self, pool: PoolKey) -> tuple[int, int]:
+        """Bytes of the saved turns of a pool's rollouts, and those of their snapshots."""
+        return saved_turn_table.totals(self._db, pool)
 
     def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
         """Return records in order of arrival."""

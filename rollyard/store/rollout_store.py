@@ -33,6 +33,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
 
     get = reading(RolloutQueries.get)
     snapshots = reading(RolloutQueries.snapshots)
+    saved_turns = reading(RolloutQueries.saved_turns)
     list_rollouts = reading(RolloutQueries.list_rollouts)
     finished = reading(RolloutQueries.finished)
     newest_seq = reading(RolloutQueries.newest_seq)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import islice
+from typing import Any
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
@@ -16,6 +17,7 @@ from rollyard.store import (
     metadata_items,
     missing_image_rows,
     row_codec,
+    saved_turn_table,
     snapshot_table,
     usage_hours,
 )
@@ -204,6 +206,23 @@ class Transaction(RolloutQueries):
     def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
         """Insert or replace a snapshot of the rollout's present attempt. Those of earlier attempts are deleted."""
         snapshot_table.put(self._db, record, snapshot)
+
+    def delete_snapshots_after(self, record: RolloutRecord, turn: int) -> None:
+        snapshot_table.delete_after(self._db, record, turn)
+
+    def put_turns(
+        self, record: RolloutRecord, kept: int, bodies: Sequence[bytes], resumption: dict[str, Any] | None = None
+    ) -> None:
+        """Store turns behind the first `kept` ones, as `saved_turn_table.put_turns`."""
+        saved_turn_table.put_turns(self._db, record, kept, bodies, resumption)
+
+    def put_resume_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+        """Store the newest snapshot from which another node agent can go on. Its turn must be stored."""
+        saved_turn_table.put_snapshot(self._db, record, snapshot)
+
+    def delete_turns(self, record: RolloutRecord) -> None:
+        """Delete the saved turns of a rollout and their snapshot."""
+        saved_turn_table.delete(self._db, record)
 
 
 def _image_condition(pool: PoolKey, stage: Stage, default_image: str | None, now: float) -> tuple[str, list[object]]:

@@ -25,6 +25,13 @@ def put(db: sqlite3.Connection, record: RolloutRecord, snapshot: StoredSnapshot)
     db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", row)
 
 
+def delete_after(db: sqlite3.Connection, record: RolloutRecord, turn: int) -> None:
+    """Delete the snapshots of the rollout after this turn, because its turns from there on are sampled again."""
+    later = "rollout = ? AND turn > ?"
+    db.execute(f"{_LOOSE} AND {later}", (record.seq, turn))
+    db.execute(f"DELETE FROM snapshots WHERE {later}", (record.seq, turn))
+
+
 def delete(db: sqlite3.Connection, rollouts: Sequence[int]) -> None:
     """Delete the snapshots of these rollouts, and record the packs of their archives as loose."""
     marks = ", ".join("?" * len(rollouts))

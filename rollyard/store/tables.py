@@ -50,7 +50,9 @@ CREATE TABLE rollouts (
     task TEXT NOT NULL DEFAULT '',
     -- Parts of `error` and `summary`, by which rollouts are searched: the error's reason, sampled tokens, turns, and
     -- seconds in all stages.
-    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL
+    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL,
+    -- Number of its rows in `saved_turns`.
+    saved_turns INTEGER NOT NULL DEFAULT 0
 );
 -- The rollouts' requests. A request may be large and never changes, but the row in `rollouts` is written at each step.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
@@ -220,6 +222,25 @@ CREATE TABLE evaluation_results (
     kind TEXT NOT NULL, metadata TEXT NOT NULL, status TEXT NOT NULL, reason TEXT, reward REAL, weights_version TEXT,
     tokens INTEGER, turns INTEGER, seconds REAL, finished_at REAL,
     PRIMARY KEY (namespace, evaluation, task, rollout)
+) WITHOUT ROWID;
+
+-- Turns of rollouts in RUN, with which another node agent can go on. `rollout`: seq of the rollout. They are deleted in the
+-- transaction that ends RUN or the attempt. `body`: a compressed SavedTurn.
+CREATE TABLE saved_turns (
+    rollout INTEGER NOT NULL, turn INTEGER NOT NULL, body BLOB NOT NULL,
+    UNIQUE (rollout, turn)
+);
+-- What belongs to the turns of one rollout. `blob`: archive of the newest snapshot; null if there is none. `snapshot`: its
+-- RolloutSnapshot. `resumptions`: a list of JSON.
+CREATE TABLE resume_states (
+    rollout INTEGER PRIMARY KEY, namespace TEXT NOT NULL, pool TEXT NOT NULL, turn_bytes INTEGER NOT NULL,
+    snapshot_bytes INTEGER NOT NULL DEFAULT 0, blob TEXT, snapshot TEXT,
+    resumptions TEXT NOT NULL DEFAULT '[]'
+);
+-- Sums of `resume_states` by pool.
+CREATE TABLE resume_totals (
+    namespace TEXT NOT NULL, pool TEXT NOT NULL, turn_bytes INTEGER NOT NULL, snapshot_bytes INTEGER NOT NULL,
+    PRIMARY KEY (namespace, pool)
 ) WITHOUT ROWID;
 """
 

@@ -45,6 +45,8 @@ class ProgramTool:
     """JSON schema of the arguments, an object; or a pydantic model."""
     command: Sequence[str]
     """Program and its arguments. It starts in the image's working folder."""
+    repeatable: bool = True
+    """False: a call must not be run again, when a rollout goes on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,18 @@ class Conversation:
             raise IndexError("nothing was sampled yet")
         return answer
 
+    def last_sampled(self) -> tuple[list[int], list[float | None], list[str | None]]:
+        """Return the ids of the last turn with their logprobs and weights versions. Call this before the next prompt is
+        made."""
+        builder = self._builders[-1]
+        start = len(builder.ids) - len(self.last.turn.ids)
+        return builder.ids[start:], builder.logprobs[start:], builder.weights_version[start:]
+
+    def ids_before_last(self, start: int) -> list[int]:
+        """Return the ids of the present segment from `start` on, without those of the last turn. Call as `last_sampled`."""
+        builder = self._builders[-1]
+        return builder.ids[start : len(builder.ids) - len(self.last.turn.ids)]
+
     def last_calls(self) -> list[tuple[ToolCall, str]]:
         """Return the calls of the last turn, each with its id in the template."""
         ids = self.last.call_ids(self._template.fields.call_ids)

@@ -3,6 +3,7 @@
 from rollyard.trajectory.artifact import Artifact
 from rollyard.trajectory.outcome import Outcome, RunResult, Timings
 from rollyard.trajectory.role_call import RoleCall
+from rollyard.trajectory.saved_turn import SavedTurn
 from rollyard.trajectory.segment import Segment, most_sampled, sampled_tokens
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.trajectory.turn import Turn
@@ -12,6 +13,7 @@ __all__ = [
     "Outcome",
     "RoleCall",
     "RunResult",
+    "SavedTurn",
     "Segment",
     "Timings",
     "Trajectory",

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from rollyard.kinds.base import WireModel, shared
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import RolloutError, Status
 from rollyard.trajectory.artifact import Artifact
 from rollyard.trajectory.role_call import RoleCall
@@ -47,6 +48,8 @@ class Outcome(WireModel):
     """Sentence that says which limit ended the agent's work. Null if none did."""
     role_calls: list[RoleCall] = []
     """Calls of the last attempt that the task handler made to models by role."""
+    resumptions: list[Resumption] = []
+    """Leases of the last attempt that followed a lost one: where they went on, and what was run and sampled again."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -12,8 +12,10 @@ from pydantic import Field, ValidationError, field_serializer, field_validator
 from pydantic_core import from_json
 
 from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.task import Task
 from rollyard.wire.base import Count, Identity, StoredCount, StoredSeconds, WireMessage
@@ -79,6 +81,12 @@ class Lease(LeaseRef):
     role when a task handler calls it."""
     roles: dict[str, RoleLimits] = {}
     """Role that task handlers may call -> limits of its calls."""
+    resume: bool = False
+    """Whether the turns of RUN are saved, so that the rollout can go on after them under another lease."""
+    saved_turns: int = 0
+    """Number of turns that were saved under earlier leases of this attempt."""
+    lost: str = ""
+    """Why the rollout's lease before this one ended without a result; empty if there was none."""
 
     @field_validator("roles", mode="before")
     @classmethod
@@ -420,6 +428,30 @@ class SnapshotHeader(WireMessage):
     left_out_count: StoredCount = 0
     image: str = ""
     error: str | None = None
+    resume: bool = False
+    """True: the snapshot is kept only until RUN's result is stored, for a node agent that goes on with the rollout."""
+
+
+class TurnsHeader(WireMessage):
+    """First line of an upload of saved turns (`trajectory/saved_turn.py`). A frame for each new turn follows, compressed.
+
+    The first `kept` stored turns stay, and the new ones follow them. So an upload may be repeated.
+    """
+
+    lease: LeaseRef
+    kept: int = Field(ge=0, le=1 << 31)
+    resumed: Resumption | None = None
+    """Set in the first upload of a lease that followed a lost one."""
+    weights_version: str | None = None
+    """Version of the endpoint with which the lease began."""
+
+
+class StoredTurns(WireMessage):
+    """First frame of the server's answer about a rollout in RUN. The saved turns follow, compressed."""
+
+    snapshot: RolloutSnapshot | None = None
+    """Newest snapshot for a node agent that goes on with the rollout."""
+    resumptions: list[Resumption] = []
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList | ToolProofs

@@ -48,6 +48,7 @@ from rollyard.store.batch_transaction import BatchTransaction
 from rollyard.store.metric_buckets import sample
 from rollyard.store.metric_tables import BucketRange, StoredDecision, TrackKey
 from rollyard.store.rollout_transaction import Transaction
+from rollyard.store.saved_turn_table import ResumeState
 from rollyard.store.store import Store
 from rollyard.store.tables import SCHEMA
 from rollyard.tokens.tool_calls import ToolCall
@@ -56,7 +57,7 @@ from rollyard.trajectory.stored_session import SessionProgress, StoredCallBytes,
 from tests.support.filled import filled
 from tests.support.make import event, rollout
 from tests.support.manual_clock import ManualClock
-from tests.wire.samples import ERROR, LEASE, OUTCOME
+from tests.wire.samples import ERROR, LEASE, OUTCOME, RESUMPTION
 
 FOLDER = Path(__file__).with_name("recorded")
 SPECS: dict[type[KindObject], dict[str, Any]] = {
@@ -154,6 +155,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         metadata={"difficulty": "hard"},
         task="5f1c5f1c5f1c5f1c",
         queue_rank=3.0,
+        saved_turns=2 if status is Status.QUEUED else 0,
         history='[1700000001.0,"Leased",2,"INIT",{"node":"n1"}]\n',
     )
 
@@ -295,6 +297,13 @@ def snapshots_as_json(found: list[StoredSnapshot]) -> Any:
     return json.loads(json.dumps([[one.about.model_dump(), one.blob and _plain(one.blob)] for one in found]))
 
 
+def turns_as_json(found: tuple[ResumeState, list[bytes]]) -> Any:
+    state, turns = found
+    assert state.snapshot is not None
+    stored = [state.turn_bytes, snapshots_as_json([state.snapshot]), state.resumptions, [one.decode() for one in turns]]
+    return json.loads(json.dumps(stored))
+
+
 async def put_sessions(store: Store) -> None:
     """A session of each state; the open one has a call of each kind."""
     for state in ("Open", "Closed", "Removed"):
@@ -342,12 +351,15 @@ async def write(folder: Path) -> Any:
         put_batches(tx.batches)
         records = [tx.put(record_of(status, blob)) for status in Status]
         tx.put_snapshot(records[0], StoredSnapshot(SNAPSHOT, blob))
+        tx.put_turns(records[0], 0, [b"one", b"two"], RESUMPTION.model_dump())
+        tx.put_resume_snapshot(records[0], StoredSnapshot(SNAPSHOT, blob))
         tx.put_missing_image(MISSING)
         return records
 
     records = await store.rollouts.transact(put)
     batches = await store.rollouts.transact(lambda tx: read_batches(tx.batches))
     snapshots = snapshots_as_json(await store.rollouts.snapshots(records[0]))
+    turns = turns_as_json(await store.rollouts.saved_turns(records[0]))
     missing = await store.rollouts.transact(missing_as_json)
     await put_sessions(store)
     await store.ended_allocations.add(ENDED)
@@ -365,6 +377,7 @@ async def write(folder: Path) -> Any:
         "rollouts": [as_json(r) for r in records],
         "batches": batches,
         "snapshots": snapshots,
+        "saved_turns": turns,
         "missing_images": missing,
         "ended_allocations": ended,
         "evaluation": evaluation,

@@ -38,6 +38,7 @@ from tests.store.record import (
     read_sessions,
     record_of,
     snapshots_as_json,
+    turns_as_json,
 )
 from tests.support.recorded import lost_fields
 
@@ -81,6 +82,10 @@ async def test_a_recorded_folder_opens_and_loses_nothing(recorded: Path, tmp_pat
         first = await store.rollouts.get(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
         assert first is not None
         assert lost_fields(told["snapshots"], snapshots_as_json(await store.rollouts.snapshots(first))) == [], RULE
+    if "saved_turns" in told:
+        first = await store.rollouts.get(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
+        assert first is not None
+        assert lost_fields(told["saved_turns"], turns_as_json(await store.rollouts.saved_turns(first))) == [], RULE
     if "missing_images" in told:
         assert lost_fields(told["missing_images"], await store.rollouts.transact(missing_as_json)) == [], RULE
     if "ended_allocations" in told:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ FILES = {
     "vllm/platforms.py": "class current_platform:\n    device_type = 'cuda'\n",
     "vllm/entrypoints/cli/main.py": f"from {__name__} import main\n",
 }
+NONCE = "NONCE"
+SAMPLED = ".sampled"
+"""Ending of the file with a line for each sampled turn, beside that of the turns."""
 PACE_SECONDS = 0.02
 """Between two chunks, so that kills hit answers too."""
 
@@ -44,13 +48,18 @@ def scripted_pool(folder: Path, model: Path, turns: Mapping[str, Sequence[str]])
     return {"model": {"path": str(own)}, "engine": {"embedded": None, "vllm": {"python": sys.executable, "env": env}}}
 
 
-def script_of(template: ChatTemplate, turns: Mapping[str, Sequence[str]]) -> Script:
-    """Return the script of given turns for each conversation. The names of the conversations are texts of their prompts."""
+def script_of(template: ChatTemplate, turns: Mapping[str, Sequence[str]], log: Path | None = None) -> Script:
+    """Return the script of given turns for each conversation. The names of the conversations are texts of their prompts. NONCE
+    in a turn becomes another word each time. `log`: file that gets a line for each turn, the conversation's name."""
 
     def script(number: int, prompt: Sequence[int]) -> list[int]:
         text = template.decode(prompt)
-        (said,) = [said for name, said in turns.items() if name in text]
-        return [*template.encode(said[text.count("<|im_start|>assistant") - 1]), template.stop_ids[0]]
+        ((name, said),) = [one for one in turns.items() if one[0] in text]
+        if log is not None:
+            with log.open("a") as file:
+                file.write(f"{name}\n")
+        turn = said[text.count("<|im_start|>assistant") - 1].replace(NONCE, secrets.token_hex(4))
+        return [*template.encode(turn), template.stop_ids[0]]
 
     return script
 
@@ -68,7 +77,10 @@ def main() -> None:
 
 async def _serve(options: argparse.Namespace) -> None:
     template, turns = ChatTemplate.load(options.model), json.loads(Path(os.environ[TURNS]).read_text())
-    upstream = Upstream(script_of(template, turns), sizes=(16,), pace=PACE_SECONDS, model=options.served_model_name)
+    log = Path(os.environ[TURNS]).with_suffix(SAMPLED)
+    upstream = Upstream(
+        script_of(template, turns, log), sizes=(16,), pace=PACE_SECONDS, model=options.served_model_name
+    )
     app = upstream.application()
     for path in ("/health", "/metrics", "/is_paused"):
         app.router.add_get(path, _empty)

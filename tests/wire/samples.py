@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import AgentSpec, Budgets, ForkPoint, RolloutError, Sampling, Stage, Status
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
 from rollyard.kinds.task import Task
 from rollyard.trajectory import Outcome, RoleCall, Segment, Timings, Turn
@@ -55,7 +57,9 @@ from rollyard.wire.node import (
     ResultHeader,
     SandboxCounts,
     SnapshotHeader,
+    StoredTurns,
     ToolProofs,
+    TurnsHeader,
     Welcome,
 )
 from rollyard.wire.tool_proof import TemplateProof, ToolProof
@@ -103,6 +107,7 @@ LEASE = Lease(
         tool_timeout_seconds=5.0,
         tool_parser="hermes",
         snapshots="last",
+        resume="never",
     ),
     sampling=Sampling(
         temperature=0.5,
@@ -126,6 +131,9 @@ LEASE = Lease(
     budgets=Budgets(init_seconds=1.0, run_seconds=2.0, eval_seconds=3.0, context_tokens=512, keep_failed_seconds=60.0),
     roles={"judge": RoleLimits(max_calls=3, max_tokens=1000, seconds=60.0, retries=2)},
     endpoints={"policy": ENDPOINT},
+    resume=True,
+    saved_turns=2,
+    lost="Expired",
 )
 FORKED = LEASE.model_copy(
     update={"agent": AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3)), "id": "r.1"}
@@ -135,7 +143,11 @@ TARGET = WeightsTarget(
     version="v3", mode="Pause", path="weights", adapter="adapter", checksum="sha256:1", attempt=2, transfer=True
 )
 ERROR = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="the sandbox died")
+RESUMPTION = Resumption(
+    turn=2, reason="Expired", snapshot=1, replayed=1, dropped=1, why="turn 3 was cut off", seconds=0.5
+)
 OUTCOME = Outcome(
+    resumptions=[RESUMPTION],
     status=Status.COMPLETED,
     reward=1.0,
     harness_output="done",
@@ -278,7 +290,10 @@ SAMPLES = (
         left_out_count=1,
         image="sha256:1",
         error="why",
+        resume=True,
     ),
+    TurnsHeader(lease=REF, kept=2, resumed=RESUMPTION, weights_version="v3"),
+    StoredTurns(snapshot=RolloutSnapshot(turn=1, size=9), resumptions=[RESUMPTION]),
     ResultHeader(
         lease=REF,
         status="Completed",

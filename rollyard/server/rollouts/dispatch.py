@@ -12,9 +12,10 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage
-from rollyard.kinds.rollout_pool import POLICY_ROLE, RoleLimits, RolloutPool
+from rollyard.kinds.rollout_pool import POLICY_ROLE, RolloutPool, RolloutPoolSpec
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.grant_round import MAX_PER_GRANT, GrantedLease, NodeAgentRoom, Round
+from rollyard.server.rollouts.history import last_loss
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
@@ -114,12 +115,12 @@ class Dispatcher:
                 self._leases.add(g.record)
             if own:
                 node_agent.grants += 1
-                node_agent.send(Grant(leases=[_lease(g, pool.spec.role_limits) for g in own]))
+                node_agent.send(Grant(leases=[_lease(g, pool.spec) for g in own]))
         if len(granted) >= MAX_PER_GRANT:
             self.wake(key)
 
 
-def _lease(granted: GrantedLease, roles: dict[str, RoleLimits]) -> Lease:
+def _lease(granted: GrantedLease, pool: RolloutPoolSpec) -> Lease:
     record = granted.record
     request = RolloutRequest.model_validate_json(record.request)
     return Lease(
@@ -134,5 +135,8 @@ def _lease(granted: GrantedLease, roles: dict[str, RoleLimits]) -> Lease:
         sampling=request.sampling,
         budgets=request.budgets,
         endpoints=dict(granted.endpoints),
-        roles=roles,
+        roles=pool.role_limits,
+        resume=pool.resume == request.agent.resume == "auto",
+        saved_turns=record.saved_turns,
+        lost=last_loss(record),
     )

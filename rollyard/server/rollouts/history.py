@@ -51,6 +51,16 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
     return "\n".join([*lines[:KEPT_FIRST], str(dropped + 1), *lines[KEPT_FIRST + 1 :], line, ""])
 
 
+def last_loss(record: RolloutRecord) -> str:
+    """Return why the lease before the present one ended without a result; empty if that was not so."""
+    lines = record.history.split("\n")[-3:-1]
+    if len(lines) < 2:
+        return ""
+    _, event, _, stage, fields = from_json(lines[0])
+    lost = event in (HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK) and stage != Stage.EVAL
+    return str(fields.get("reason", "")) if lost else ""
+
+
 def history_of(record: RolloutRecord) -> RolloutHistory:
     """Return a record's history."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]

@@ -83,10 +83,10 @@ def put_snapshot(
             f"earlier turns have {others}; this one has {len(archive)}"
         )
     blob = tx.add_blob(archive) if archive else None
-    tx.put_snapshot(record, StoredSnapshot(_about(header, blob, now), blob))
+    tx.put_snapshot(record, StoredSnapshot(about_snapshot(header, blob, now), blob))
 
 
-def _about(header: SnapshotHeader, blob: BlobRef | None, now: float) -> RolloutSnapshot:
+def about_snapshot(header: SnapshotHeader, blob: BlobRef | None, now: float) -> RolloutSnapshot:
     return RolloutSnapshot(
         turn=header.turn,
         size=blob.length if blob else 0,

@@ -49,6 +49,8 @@ class RecordChanges:
         after, effects = step(with_reported_stage(record, self.run_begun), event)
         if after is not record:
             after = tx.put(after)
+        if record.saved_turns and not after.saved_turns:
+            tx.delete_turns(after)
         self.stepped.append((record, after, effects))
         if after.status.terminal and not record.status.terminal and after.group is not None:
             self.ended.append(after)

@@ -126,6 +126,7 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "harness_output": outcome.get("harness_output"),
         "cut_short": outcome.get("cut_short"),
         "role_calls": outcome.get("role_calls", []),
+        "resumptions": outcome.get("resumptions", []),
     }
 
 

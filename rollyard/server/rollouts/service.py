@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
-from rollyard.core.errors import Fenced, NotFound
-from rollyard.core.telemetry import ATTEMPTS_FAULTED, LEASES_LOST, ROLLOUTS_OUTDATED
+from rollyard.core.errors import ApiError, Fenced, Invalid, NotFound, TooLarge
+from rollyard.core.telemetry import ATTEMPTS_FAULTED, LEASES_LOST, RESUME_SNAPSHOT_BYTES, ROLLOUTS_OUTDATED
 from rollyard.kinds.failure_table import ENDINGS, NODE_AGENT_ERROR, Again, Ending
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
@@ -35,6 +35,7 @@ from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.record_changes import RecordChanges, with_reported_stage
 from rollyard.server.rollouts.results import Upload
 from rollyard.server.rollouts.rollout_ends import RolloutEnds
+from rollyard.server.rollouts.saved_turns import TurnsUpload, count, put_resume_snapshot, turns_report
 from rollyard.server.rollouts.step import (
     Cancelled,
     Effect,
@@ -185,21 +186,32 @@ class RolloutService:
 
     # node agents
 
-    async def store_runs(self, runs: Sequence[Upload], holder_uid: str) -> list[Fenced | None]:
+    async def store_runs(self, runs: Sequence[Upload], holder_uid: str) -> list[ApiError | None]:
         """Record in one transaction that RUN of these rollouts is done. `runs`: uploads with tokens and artifact. Return for
         each the error, or None. A repeated call has no effect."""
         now = self._clock.time()
         return await self._step_each([run_report(run, holder_uid, now) for run in runs])
 
-    async def store_snapshot(self, header: SnapshotHeader, holder_uid: str, archive: bytes) -> None:
-        """Store a snapshot of the holder's sandbox. A repeated call replaces it. Raises Fenced, and TooLarge if the
-        rollout's snapshots become too many bytes."""
+    async def store_turns(self, uploads: Sequence[TurnsUpload], holder_uid: str) -> list[ApiError | None]:
+        """Store turns of RUN, in one transaction. Return for each upload the error, or None. A repeated call has no effect."""
         now = self._clock.time()
-        await self.transact(lambda tx, changes: put_snapshot(tx, changes, header, holder_uid, archive, now))
+        errors = await self._step_each([turns_report(upload, holder_uid, now) for upload in uploads])
+        for upload, error in zip(uploads, errors, strict=True):
+            if error is None:
+                count(upload.header.resumed, len(upload.bodies))
+        return errors
+
+    async def store_snapshot(self, header: SnapshotHeader, holder_uid: str, archive: bytes) -> None:
+        """Store a snapshot of the holder's sandbox. A repeated call replaces it. Raises Fenced, Invalid, and TooLarge if the
+        rollout's or the pool's snapshots become too many bytes."""
+        now, put = self._clock.time(), put_resume_snapshot if header.resume else put_snapshot
+        await self.transact(lambda tx, changes: put(tx, changes, header, holder_uid, archive, now))
+        if header.resume:
+            RESUME_SNAPSHOT_BYTES.inc(len(archive))
 
     async def finish_all(
         self, results: Sequence[tuple[ResultHeader, bytes | None]], holder_uid: str
-    ) -> list[Fenced | None]:
+    ) -> list[ApiError | None]:
         """Store several results from one node agent in one transaction. Return for each result the error, or None.
 
         `results`: for each result the header and the tokens (None: RUN has stored them).
@@ -322,19 +334,19 @@ class RolloutService:
 
         return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
-    async def _step_each(self, picks: Sequence[Report]) -> list[Fenced | None]:
+    async def _step_each(self, picks: Sequence[Report]) -> list[ApiError | None]:
         """Apply the events that each function in `picks` returns, in one transaction. Return for each function the
-        error, or None. If one function finds that its lease is void, no event of this function is stored; the events of
-        the other functions are stored."""
+        error, or None. If one function finds that its lease is void, or that it cannot be stored, no event of this function is
+        stored; the events of the other functions are stored."""
 
-        def change(tx: Transaction, changes: RecordChanges) -> list[Fenced | None]:
-            errors: list[Fenced | None] = []
+        def change(tx: Transaction, changes: RecordChanges) -> list[ApiError | None]:
+            errors: list[ApiError | None] = []
             for pick in picks:
                 try:
                     for record, event in pick(tx):
                         changes.step(tx, record, event)
                     errors.append(None)
-                except Fenced as error:
+                except (Fenced, Invalid, TooLarge) as error:
                     errors.append(error)
             return errors
 

@@ -16,7 +16,10 @@ follows (table of crashes in ARCHITECTURE.md).
     Cancelled: ends a queued or leased record immediately.
     ImageGivenUp: ends a queued record whose image could not be had for too long.
 
-Each change adds an entry to the record's history in the same step.
+While RUN goes on, its holder saves its turns (TurnsSaved). After Lost, a record with saved turns keeps its attempt, and its
+next holder goes on after them. Everything else that queues the record again drops them.
+
+Each change adds an entry to the record's history in the same step, except TurnsSaved, which only tells where a lease went on.
 
 One file, so that the drawing and the code that it shows are read together.
 """
@@ -39,6 +42,7 @@ from rollyard.kinds.failure_table import (
     WEIGHTS_MIXED,
     Ending,
 )
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import CHECK, RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.history import LeaseChoice, with_entry
@@ -51,6 +55,8 @@ again at 0. A suspected rollout gets a node agent without other rollouts. So if 
 rollout is affected, and no other rollout can be the cause."""
 MAX_LOSSES = 6
 """After this many lost leases, counted in the same way, the rollout counts as the cause, and ends."""
+FRESH_LOSSES = MAX_LOSSES - 1
+"""After this many lost leases the saved turns are dropped. They may be the cause, so the last try begins again."""
 MAX_OUTDATED = 10
 """A rollout starts again at most this many times because its weights became too old. If they become too old once more,
 the rollout counts as too slow for the versions that it allows, and ends."""
@@ -100,6 +106,20 @@ class SnapshotTaken:
 
     at: float
     fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsSaved:
+    """The holder has uploaded turns of RUN. They are stored in the same transaction, beside the record."""
+
+    at: float
+    fence: int
+    turns: int
+    """Number of turns that are stored now."""
+    resumed: Resumption | None = None
+    """Set in the first such event of a lease that followed a lost one."""
+    weights_version: str | None = None
+    """Version of the endpoint with which the lease began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +222,7 @@ Event = (
     | RunBegun
     | EndpointMoved
     | SnapshotTaken
+    | TurnsSaved
     | LookedInto
     | RunStored
     | Finished
@@ -255,6 +276,8 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _move(record, event), ()
         case SnapshotTaken():
             return _take_snapshot(record, event), ()
+        case TurnsSaved():
+            return _save_turns(record, event), ()
         case LookedInto():
             return _look_into(record, event), ()
         case RunStored():
@@ -282,7 +305,8 @@ def check_fence(record: RolloutRecord, fence: int) -> None:
 def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
     if record.status is not Status.QUEUED:
         raise Fenced(f"rollout {record.id} is {record.status}, not queued")
-    version = event.weights_version if record.stage is not Stage.EVAL else record.weights_version
+    samples_first = record.stage is not Stage.EVAL and not record.saved_turns
+    version = event.weights_version if samples_first else record.weights_version
     choice = event.choice
     history = with_entry(
         record,
@@ -340,6 +364,18 @@ def _take_snapshot(record: RolloutRecord, event: SnapshotTaken) -> RolloutRecord
     return record
 
 
+def _save_turns(record: RolloutRecord, event: TurnsSaved) -> RolloutRecord:
+    """Raises Fenced if the lease is void or RUN is stored."""
+    check_fence(record, event.fence)
+    if record.stage is Stage.EVAL:
+        raise Fenced(f"rollout {record.id} is at EVAL, and has all its turns; drop these")
+    if (resumed := event.resumed) is None:
+        return replace(record, saved_turns=event.turns)
+    version = record.weights_version if resumed.turn else event.weights_version or record.weights_version
+    history = with_entry(record, event.at, HistoryEvent.RESUMED, message=resumed.sentence)
+    return replace(record, saved_turns=event.turns, weights_version=version, history=history)
+
+
 def _look_into(record: RolloutRecord, event: LookedInto) -> RolloutRecord:
     check_fence(record, event.fence)
     return replace(record, history=with_entry(record, event.at, event.how, reason=event.who, message=event.what))
@@ -366,24 +402,31 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
     seconds = _stage_seconds(event.seconds)
     history = with_entry(record, event.at, HistoryEvent.STAGE_BEGUN, Stage.EVAL, seconds=seconds)
     return replace(
-        record, stage=Stage.EVAL, result=event.result, artifact=event.artifact, losses=0, history=history
+        record,
+        stage=Stage.EVAL,
+        result=event.result,
+        artifact=event.artifact,
+        losses=0,
+        saved_turns=0,
+        history=history,
     ), ()
 
 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    check_fence(record, event.fence)
+    """Drop all tokens. A queued record has some if it has saved turns."""
+    if not (record.status is Status.QUEUED and record.saved_turns and record.fence == event.fence):
+        check_fence(record, event.fence)
     if record.stage is Stage.EVAL:
         return record, ()  # all its tokens are already sampled
-    assert record.holder is not None
-    stop = StopHolder(record.holder, record.fence)
+    stop = (StopHolder(record.holder, record.fence),) if record.holder is not None else ()
     error = event.why.error(record.stage, event.message)
-    record = replace(record, outdated=record.outdated + 1, error=error)
+    record = replace(record, outdated=record.outdated + 1, saved_turns=0, error=error)
     if record.outdated > MAX_OUTDATED:
         words = f"it started {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
-        return _end_as(event.why, record, words, event.at), (stop, Ended())
+        return _end_as(event.why, record, words, event.at), (*stop, Ended())
     history = with_entry(record, event.at, HistoryEvent.OUTDATED, reason=event.why.reason, message=event.message)
     queued, effects = _requeue(record, event.at, event.at, history)
-    return queued, (stop, *effects)
+    return queued, (*stop, *effects)
 
 
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -398,7 +441,8 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
         return _end_as(LOST_TOO_OFTEN, replace(record, losses=losses), message, event.at), (Ended(),)
     word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
     history = with_entry(record, event.at, word, reason=event.reason)
-    return _requeue(replace(record, losses=losses), event.at, event.at, history)
+    saved = record.saved_turns if losses < FRESH_LOSSES or event.handed_back else 0
+    return _requeue(replace(record, losses=losses, saved_turns=saved), event.at, event.at, history)
 
 
 def _wait_for_image(record: RolloutRecord, event: ImageMissing) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -428,7 +472,7 @@ def _end_without_image(record: RolloutRecord, message: str, now: float) -> tuple
 def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     check_fence(record, event.fence)
     if event.status is Status.INFRA_FAILED:
-        record = replace(record, faults=record.faults + 1, error=event.error)
+        record = replace(record, faults=record.faults + 1, saved_turns=0, error=event.error)
         if record.faults < event.max_attempts:
             retry_at = event.at + backoff(record.id, record.faults)
             history = with_entry(
@@ -476,11 +520,13 @@ def backoff(id: str, faults: int) -> float:
 def _requeue(
     record: RolloutRecord, now: float, not_before: float, history: str
 ) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    again = record.stage is not Stage.EVAL
+    """Queue the record. Without saved turns, and before EVAL, all is sampled again, in a new attempt."""
+    evaluated = record.stage is Stage.EVAL
+    again = not evaluated and not record.saved_turns
     queued = replace(
         record,
         status=Status.QUEUED,
-        stage=Stage.INIT if again else Stage.EVAL,
+        stage=Stage.EVAL if evaluated else Stage.INIT,
         holder=None,
         node=None,
         weights_version=None if again else record.weights_version,
@@ -508,6 +554,7 @@ def _end(
         record,
         status=status,
         holder=None,
+        saved_turns=0,
         reward=reward,
         error=error,
         summary=dict(summary),

@@ -103,7 +103,10 @@ def check(record: VersionBound, group: GroupVersions, served: ServedVersions) ->
     if record.weights.same and fixed is not None and group.sampled and served.is_gone(fixed):
         message = f"its group was sampled from {fixed}, which no endpoint serves any more"
         return StalenessVerdict(WEIGHTS_GONE, message, ends_rollout=True)
-    return None
+    start = record.weights_version  # a queued rollout has one if it has saved turns
+    if record.weights.same and start is not None and served.is_gone(start):
+        return StalenessVerdict(WEIGHTS_GONE, f"its saved turns are from {start}, which no endpoint serves any more")
+    return _check_too_old(record, served)
 
 
 def _check_too_old(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:

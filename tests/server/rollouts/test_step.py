@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.errors import Fenced
 from rollyard.kinds.failure_table import WEIGHTS_STALE
+from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.rollouts.step import (
     MAX_LOSSES,
@@ -28,6 +29,7 @@ from rollyard.server.rollouts.step import (
     RunBegun,
     RunStored,
     StopHolder,
+    TurnsSaved,
     backoff,
     is_suspect,
     step,
@@ -81,6 +83,60 @@ def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "NodeAgentStopped", handed_back=True))
     assert (record.status, record.faults, record.losses) == (Status.QUEUED, 0, 0)
+
+
+def saved(record: RolloutRecord, turns: int, version: str = "v1") -> RolloutRecord:
+    record, effects = step(record, TurnsSaved(1.5, record.fence, turns, weights_version=version))
+    assert effects == ()
+    return record
+
+
+def with_version(record: RolloutRecord, version: str) -> RolloutRecord:
+    return step(record, Granted(1.0, "uid/instance", "node1", {"policy": "e1"}, version))[0]
+
+
+def test_a_lost_lease_with_saved_turns_keeps_the_attempt_and_the_version_of_its_tokens() -> None:
+    record = saved(with_version(rollout(), "v1"), 3)
+    record, effects = step(record, Lost(5.0, 1, "Expired"))
+    assert (record.attempt, record.stage, record.saved_turns, record.losses) == (1, Stage.INIT, 3, 1)
+    assert (record.weights_version, effects) == ("v1", (Requeued(5.0),))
+    record = with_version(record, "v2")
+    assert (record.fence, record.weights_version) == (2, "v1")
+    with pytest.raises(Fenced):
+        step(record, TurnsSaved(6.0, 1, 4))
+    went_on = Resumption(turn=2, reason="Expired", replayed=2, dropped=1, why="turn 3 was cut off")
+    record, _ = step(record, TurnsSaved(6.0, 2, 2, went_on, "v2"))
+    assert (record.saved_turns, record.weights_version) == (2, "v1")
+    assert "after turn 2, 2 played again, 1 sampled again: turn 3 was cut off" in record.history
+    record, _ = step(record, RunStored(7.0, 2, BLOB, BLOB))
+    assert record.saved_turns == 0
+    with pytest.raises(Fenced):
+        step(record, TurnsSaved(8.0, 2, 3))
+
+
+def test_a_rollout_that_kept_no_turn_has_the_version_of_its_new_lease() -> None:
+    record = step(saved(with_version(rollout(), "v1"), 3), Lost(5.0, 1, "Expired"))[0]
+    record = step(with_version(record, "v2"), TurnsSaved(6.0, 2, 0, Resumption(turn=0, dropped=3, why="no"), "v2"))[0]
+    assert (record.attempt, record.weights_version, record.saved_turns) == (1, "v2", 0)
+    assert step(record, Lost(7.0, 2, "Expired"))[0].attempt == 2
+
+
+def test_what_may_be_the_cause_of_losses_is_tried_once_without_its_saved_turns() -> None:
+    record = saved(granted(rollout()), 3)
+    for _ in range(MAX_LOSSES - 2):
+        record = granted(step(record, Lost(1.0, record.fence, "Expired"))[0])
+        assert (record.saved_turns, record.attempt) == (3, 1)
+    record, _ = step(record, Lost(1.0, record.fence, "Expired"))
+    assert (record.losses, record.saved_turns, record.attempt) == (MAX_LOSSES - 1, 0, 2)
+
+
+@pytest.mark.parametrize("handed_back", [True, False])
+def test_weights_that_became_too_old_drop_saved_turns_in_the_queue_too(handed_back: bool) -> None:
+    record = saved(with_version(rollout(), "v1"), 3)
+    record, _ = step(record, Lost(2.0, 1, "Drained", handed_back))
+    record, effects = step(record, Outdated(3.0, 1, WEIGHTS_STALE, "too old"))
+    assert (record.status, record.saved_turns, record.weights_version) == (Status.QUEUED, 0, None)
+    assert (record.attempt, record.outdated, effects) == (2, 1, (Requeued(3.0),))
 
 
 def missing(record: RolloutRecord, at: float = 2.0, ends_at: float = 99.0) -> ImageMissing:
@@ -195,7 +251,9 @@ def test_only_scored_endings_have_a_reward(status: Status) -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["grant", "begin", "run", "finish", "lost", "hand back", "outdate", "cancel", "move"]),
+        st.sampled_from(
+            ["grant", "begin", "save", "resume", "run", "finish", "lost", "hand back", "outdate", "cancel", "move"]
+        ),
         st.booleans(),
         st.sampled_from([s for s in Status if s.terminal]),
     ),
@@ -210,6 +268,11 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
             return Granted(at, "uid/i", "n", {"policy": "e"})
         case "begin":
             return RunBegun(at, fence)
+        case "save":
+            return TurnsSaved(at, fence, record.saved_turns + 1)
+        case "resume":
+            kept = record.saved_turns // 2
+            return TurnsSaved(at, fence, kept, Resumption(turn=kept), "v2")
         case "run":
             return RunStored(at, fence, BLOB, BLOB)
         case "finish":
@@ -245,4 +308,9 @@ def test_whatever_happens_a_rollout_ends_once_and_fences_only_grow(events: list[
         assert (record.reward is not None) == record.status.scored
         assert (record.finished_at is not None) == record.status.terminal
         assert record.faults <= 3
+        assert not record.saved_turns or record.stage is not Stage.EVAL
+        if record.attempt > before.attempt or record.status.terminal:
+            assert record.saved_turns == 0
+        elif before.leased and not record.leased and before.stage is not Stage.EVAL:
+            assert before.saved_turns == record.saved_turns > 0
     assert endings == record.status.terminal

@@ -1,0 +1,33 @@
+"""Points at which a rollout went on under a new lease."""
+
+from __future__ import annotations
+
+from rollyard.kinds.base import WireModel
+
+
+class Resumption(WireModel):
+    """Beginning of a lease that followed a lost one: after a turn, or from the beginning."""
+
+    turn: int
+    """Number of turns that were kept. Their ids, logprobs and weights versions are as they were sampled. 0: the rollout began
+    again."""
+    reason: str = ""
+    """Why the lease before ended."""
+    snapshot: int | None = None
+    """Turn after which the snapshot was taken with whose files the sandbox began. Null: it began with INIT."""
+    replayed: int = 0
+    """Number of kept turns whose tool calls were run again."""
+    dropped: int = 0
+    """Number of saved turns that were dropped, and sampled again."""
+    why: str | None = None
+    """Why turns were dropped, or why the rollout began again. Null if all saved turns were kept."""
+    seconds: float = 0.0
+    """Seconds that the kept turns' calls took again, with the restore of the snapshot."""
+
+    @property
+    def sentence(self) -> str:
+        if not self.turn:
+            return f"from the beginning: {self.why}" if self.why else "from the beginning"
+        began = f" from the snapshot after turn {self.snapshot}" if self.snapshot else ""
+        text = f"after turn {self.turn}{began}, {self.replayed} played again, {self.dropped} sampled again"
+        return f"{text}: {self.why}" if self.why else text

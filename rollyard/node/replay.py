@@ -1,0 +1,115 @@
+"""Saved turns of a rollout in a new sandbox: the conversation is made again as it was, and the tool calls are run again.
+
+A turn's sampled ids stay as they are if its prompt has the same ids as before. The results of its calls must be the same
+(`same_result.py`). A call whose result differs has already changed the sandbox. So its turn keeps its ids and gets the new
+results, and only the turns after it are dropped: in this way the sandbox has the effects of the conversation's calls, and of
+no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from rollyard.core.errors import ResumeFailed
+from rollyard.kinds.base import evolve
+from rollyard.node.agent_loop import AgentProgress, ResultTexts, append_results, calls_of, prompt_ids_of, result_texts
+from rollyard.node.same_result import same, was_cut
+from rollyard.node.tool_execution import Tools
+from rollyard.trajectory import SavedTurn, Turn
+from rollyard.trajectory.saved_turn import prompt_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Result of playing saved turns again."""
+
+    kept: int
+    """Number of turns that the conversation has now."""
+    replayed: int = 0
+    """Number of turns whose calls were run again."""
+    why: str | None = None
+    """Why the turns after them were dropped; None if all were kept."""
+    changed: bool = False
+    """Whether the last kept turn has new results."""
+
+
+def not_repeatable(turn: SavedTurn, has_network: bool) -> str | None:
+    """Return why the calls of a turn cannot be run again; None if they can."""
+    if not turn.turn.tool_calls:
+        return None
+    if has_network:
+        return "its calls had the network"
+    return "one of its calls was cut off" if any(map(was_cut, turn.turn.tool_results)) else None
+
+
+async def play_again(
+    run: AgentProgress,
+    saved: Sequence[SavedTurn],
+    tools: Tools,
+    begun_with: int,
+    has_network: bool,
+    turn_ended: Callable[[int], Awaitable[None]],
+) -> Replay:
+    """Add the saved turns to the conversation, as far as they can be kept. `begun_with`: number of turns whose calls are not
+    run again, because the sandbox began with their files. `turn_ended` is called after each turn that was run again.
+
+    Raises as `Tools.call`; ResumeFailed if the rollout must begin again in another sandbox; TaskError or TemplateUnusable if
+    the chat template fails.
+    """
+    replayed = 0
+    for number, one in enumerate(saved, start=1):
+        again = number > begun_with
+        if again and (why := not_repeatable(one, has_network)) is not None:
+            return Replay(number - 1, replayed, f"turn {number}: {why}")
+        if not await _add_sampled(run, one):
+            why = f"turn {number}: its prompt would have other tokens now"
+            if not again:
+                raise ResumeFailed(f"{why}, and the snapshot has files of later turns")
+            return Replay(number - 1, replayed, why)
+        if again:
+            replayed += 1
+            if (why := await _run_calls(run, one.turn, tools)) is not None:
+                return Replay(number, replayed, f"turn {number}: {why}", changed=True)
+        run.turns.append(one.turn)
+        append_results(run, _recorded(run, one.turn))
+        if again:
+            await turn_ended(number)
+    return Replay(len(saved), replayed)
+
+
+async def _add_sampled(run: AgentProgress, saved: SavedTurn) -> bool:
+    """Add the sampled ids, unless the prompt has other ids than before. Raises ResumeFailed if the calls are read in another
+    way."""
+    turn, conversation = saved.turn, run.conversation
+    prompt = await prompt_ids_of(conversation, None)
+    before = run.turns[-1] if run.turns else None
+    same_segment = before is not None and before.segment == turn.segment
+    begun = before.prompt_length + before.response_length if before is not None and same_segment else 0
+    if len(prompt) != turn.prompt_length or prompt_digest(prompt[begun:]) != saved.prompt_digest:
+        return False
+    conversation.add_sampled(saved.token_ids, saved.logprobs, saved.weights_versions, turn.finish_reason)
+    parsed = conversation.last.parsed
+    if calls_of(parsed) != turn.tool_calls or len(turn.tool_results) not in (len(parsed.calls), len(parsed.calls) + 1):
+        raise ResumeFailed(f"turn {len(run.turns) + 1}: its tool calls are read in another way now")
+    run.unread += parsed.error is not None
+    return True
+
+
+def _recorded(run: AgentProgress, turn: Turn) -> ResultTexts:
+    count = len(run.conversation.last.parsed.calls)
+    return ResultTexts(turn.tool_results[:count], turn.tool_results[count] if len(turn.tool_results) > count else None)
+
+
+async def _run_calls(run: AgentProgress, turn: Turn, tools: Tools) -> str | None:
+    """Run the calls of the last turn again. If a result is another than before, add the turn with the new results to the
+    conversation, and return what differs."""
+    parsed = run.conversation.last.parsed
+    results = [(await tools.call(call.name, call.arguments)).text for call in parsed.calls]
+    new = result_texts(run, parsed, results)
+    differs = next((n for n, pair in enumerate(zip(turn.tool_results, new.all, strict=False)) if not same(*pair)), None)
+    if differs is None and len(turn.tool_results) == len(new.all):
+        return None
+    append_results(run, new)
+    run.turns.append(evolve(turn, tool_results=new.all))
+    return f"call {(differs or 0) + 1} had another result"

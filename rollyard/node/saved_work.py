@@ -1,0 +1,63 @@
+"""Work of RUN that earlier leases of an attempt have saved, and the rule whether a rollout can go on with it at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rollyard.kinds.resumption import Resumption
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.node.replay import Replay
+from rollyard.trajectory import SavedTurn
+from rollyard.wire.node import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWork:
+    """Turns and snapshot with which a lease goes on."""
+
+    turns: Sequence[SavedTurn] = ()
+    snapshot: RolloutSnapshot | None = None
+    """Snapshot with which the sandbox begins; None: it begins with INIT."""
+    resumptions: tuple[Resumption, ...] = ()
+    """Those of earlier leases."""
+    count: int = 0
+    """Number of turns that the server has."""
+    failed: str | None = None
+    """Why a part of what the server has is not used."""
+
+    @property
+    def begun_with(self) -> int:
+        """Number of turns whose files the sandbox has from the beginning."""
+        return self.snapshot.turn if self.snapshot is not None else 0
+
+    def without(self, why: str) -> Self:
+        """Return what is left to try: no snapshot, then no turns."""
+        if self.snapshot is not None:
+            return replace(self, snapshot=None, failed=why)
+        return replace(self, turns=(), failed=why)
+
+    def resumption(self, lost: str, replay: Replay, seconds: float) -> Resumption:
+        """`lost`: why the lease before ended."""
+        return Resumption(
+            turn=replay.kept,
+            reason=lost,
+            snapshot=self.begun_with or None,
+            replayed=replay.replayed,
+            dropped=self.count - replay.kept,
+            why=replay.why or self.failed,
+            seconds=round(seconds, 3),
+        )
+
+
+def why_never(lease: Lease, *, has_loop: bool, has_environment: bool) -> str | None:
+    """Return why a rollout does not go on after a lost lease; None if it may. `has_loop`: the task kind has an agent loop of
+    its own. `has_environment`: the task has an environment."""
+    if not lease.resume:
+        return "`resume` is never in its pool or its request"
+    if lease.agent.type != "loop":
+        return "a command keeps its state in its own processes"
+    if has_loop:
+        return "the task kind's own agent loop keeps its state in the node agent"
+    return "the task's environment keeps its state outside of the sandbox" if has_environment else None

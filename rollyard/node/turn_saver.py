@@ -1,0 +1,136 @@
+"""Saves the turns of one RUN on the server while the agent goes on, so that another node agent can go on after them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Self
+
+import zstandard
+
+from rollyard.core.aio import Waker, end_tasks
+from rollyard.core.errors import ApiError
+from rollyard.kinds.resumption import Resumption
+from rollyard.node.agent_loop import AgentProgress
+from rollyard.node.result_uploads import ResultUploads
+from rollyard.node.tool_execution import Tools
+from rollyard.trajectory import SavedTurn
+from rollyard.trajectory.saved_turn import prompt_digest
+from rollyard.wire.node import LeaseRef, TurnsHeader
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.5
+"""Least time between two uploads of one rollout. Turns that end sooner are uploaded together."""
+_COMPRESSOR = zstandard.ZstdCompressor(1)
+
+
+class TurnSaver:
+    """Uploads turns in the background. Leaving the block ends the upload; what has not arrived is lost."""
+
+    def __init__(self, uploads: ResultUploads, ref: LeaseRef, version: str | None) -> None:
+        """`version`: weights version of the endpoint with which the lease begins."""
+        self._uploads = uploads
+        self._ref = ref
+        self._version = version
+        self._stored = 0
+        """Number of turns that the server has."""
+        self._waiting: list[bytes] = []
+        self._resumed: Resumption | None = None
+        self._tools: Tools | None = None
+        self.stopped = "the loop has not begun"
+        """Why no further turns are saved; empty while they are."""
+        self._changed = Waker()
+        self._all_stored = asyncio.Event()
+        self._all_stored.set()
+        self._task = asyncio.create_task(self._upload_all())
+
+    @property
+    def saved(self) -> int:
+        """Number of turns that are saved, including those on their way."""
+        return self._stored + len(self._waiting)
+
+    def begin(self, tools: Tools) -> None:
+        """Save the turns from now on."""
+        self._tools, self.stopped = tools, ""
+
+    def resume(self, resumption: Resumption, changed: AgentProgress | None = None) -> None:
+        """Report where the lease went on. `changed`: the work so far, if its last turn is another than the saved one."""
+        self._stored, self._resumed = resumption.turn - (changed is not None), resumption
+        if changed is not None:
+            self._waiting.append(packed(changed))
+        self._wake()
+
+    def stop(self, why: str) -> None:
+        """Save no further turns."""
+        self.stopped = self.stopped or why
+
+    def goes_on(self, run: AgentProgress) -> None:
+        """Save the last turn."""
+        if self.stopped:
+            return
+        assert self._tools is not None
+        names = [call["name"] for call in run.turns[-1].tool_calls]
+        if once := [name for name in names if not self._tools.is_repeatable(name)]:
+            return self.stop(f"a call of the tool {once[0]!r} cannot be repeated")
+        self._waiting.append(packed(run))
+        self._wake()
+
+    async def flush(self) -> None:
+        """Wait until the server has all saved turns, or takes no more."""
+        await self._all_stored.wait()
+
+    def _wake(self) -> None:
+        self._all_stored.clear()
+        self._changed.wake()
+
+    async def _upload_all(self) -> None:
+        while True:
+            await self._changed.pause(3600.0)
+            while self._waiting or self._resumed is not None:
+                await self._upload()
+            self._all_stored.set()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _upload(self) -> None:
+        bodies, resumed = list(self._waiting), self._resumed
+        header = TurnsHeader(lease=self._ref, kept=self._stored, resumed=resumed, weights_version=self._version)
+        try:
+            await self._uploads.turns(header, bodies)
+        except ApiError as error:  # the lease is void, or the server takes no more of this rollout
+            log.info("rollout %s: no further turns are saved: %s", self._ref.id, error)
+            self.stop(str(error))
+            self._waiting.clear()
+            self._resumed = None
+            return
+        self._stored += len(bodies)
+        del self._waiting[: len(bodies)]
+        if self._resumed is resumed:
+            self._resumed = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await end_tasks(self._task)
+
+
+def packed(run: AgentProgress) -> bytes:
+    """Return the last turn of a conversation that goes on, compressed."""
+    turn, before, conversation = run.turns[-1], run.turns[-2] if len(run.turns) > 1 else None, run.conversation
+    same_segment = before is not None and before.segment == turn.segment
+    begun = before.prompt_length + before.response_length if before is not None and same_segment else 0
+    ids, logprobs, versions = conversation.last_sampled()
+    saved = SavedTurn.model_construct(
+        turn=turn,
+        token_ids=ids,
+        logprobs=logprobs,
+        weights_versions=versions,
+        prompt_digest=prompt_digest(conversation.ids_before_last(begun)),
+    )
+    return _COMPRESSOR.compress(saved.model_dump_json().encode())
+
+
+def unpacked(bodies: Sequence[bytes]) -> list[SavedTurn]:
+    return [SavedTurn.model_validate_json(zstandard.decompress(body), extra="ignore") for body in bodies]

@@ -1,0 +1,26 @@
+"""Turns that are saved while RUN goes on, so that another node agent can go on after them."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from rollyard.kinds.base import WireModel
+from rollyard.trajectory.turn import Turn
+
+
+class SavedTurn(WireModel):
+    """A turn of the built-in loop after which the conversation went on, as it was sampled."""
+
+    turn: Turn
+    token_ids: list[int]
+    """Sampled ids."""
+    logprobs: list[float | None]
+    weights_versions: list[str | None]
+    prompt_digest: str
+    """Digest of the prompt's ids behind the turn before in the same segment, so that the prompt can be recognised."""
+
+
+def prompt_digest(ids: Sequence[int]) -> str:
+    return hashlib.blake2b(array("q", ids).tobytes(), digest_size=12).hexdigest()
