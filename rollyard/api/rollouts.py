@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ from rollyard.core.errors import BadRequest, Expired, NotFound
 from rollyard.kinds import task_metadata
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
-from rollyard.kinds.rollout import KeptView, Stage, Status
+from rollyard.kinds.rollout import KeptView, RolloutSummary, RolloutSums, Stage, Status
 from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
-from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
+from rollyard.store.rollout_search import GROUPED, METADATA
 from rollyard.trajectory.artifact import to_json, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE
 from rollyard.trajectory.frames import framed
@@ -31,6 +33,8 @@ from rollyard.trajectory.frames import framed
 MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 DEFAULT_LIMIT, MAX_LIMIT = 500, 5000
+DEFAULT_ROWS = 50
+"""Rows of a summary."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -38,6 +42,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/rollouts", _submit),
         web.get("/v1/rollouts", _list),
         web.get("/v1/rollouts/counts", _counts),
+        web.get("/v1/rollouts/summary", _summary),
         web.get("/v1/rollouts/stream", _stream),
         web.get("/v1/rollouts/{id}", _get),
         web.get("/v1/rollouts/{id}/history", _history),
@@ -68,16 +73,44 @@ async def _submit(request: web.Request) -> web.Response:
     return web.json_response({"rollouts": rows}, status=202)
 
 
-@accepts("namespace", "pool", "group", "status", "metadata", "suspicious", "after", "limit")
+SEARCHED = (
+    "namespace", "pool", "group", "status", "metadata", "suspicious", "kind", "mode", "reason", "task", "batch", "prefix",
+    "since", "until", "min_reward", "max_reward",
+)  # fmt: skip
+
+
+@accepts(*SEARCHED, "sort", "after", "limit")
 async def _list(request: web.Request) -> web.Response:
-    """List rollouts without their trajectories."""
-    services, query = request.app[SERVICES], request.query
+    """List rollouts without their trajectories: in order of arrival, or sorted (`sort=tokens`, `sort=-tokens`). A sorted list
+    has no next page."""
+    services = request.app[SERVICES]
     limit = min(integer(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
+    filter = _filter(request, limit)
+    records = await services.rollouts.find(filter)
+    is_sorted = filter.search is not None and filter.search.sort is not None
+    following = records[-1].seq if len(records) == limit and not is_sorted else None
+    return await _json_response({"rollouts": await _queued_views(services, records), "next": following})
+
+
+@accepts(*SEARCHED, "by", "limit")
+async def _summary(request: web.Request) -> web.Response:
+    """Sum up ended rollouts by a field: reason, kind, pool, status, mode, group, task, or `metadata.NAME`."""
+    by, limit = request.query.get("by", "reason"), min(integer(request, "limit", DEFAULT_ROWS, least=1), MAX_LIMIT)
+    if by not in GROUPED and not (by.startswith(METADATA) and len(by) > len(METADATA)):
+        raise BadRequest(f"by must be one of {', '.join(GROUPED)}, or metadata.NAME, not {by[:40]!r}")
+    rows = await request.app[SERVICES].store.rollouts.summarize(_filter(request, limit), by, limit)
+    found = RolloutSummary(by=by, rows=[RolloutSums(**row._asdict()) for row in rows])
+    return web.json_response(found.model_dump(mode="json"))
+
+
+def _filter(request: web.Request, limit: int) -> RolloutFilter:
+    """Read the conditions of a search. Raises BadRequest."""
+    query = request.query
     try:
         statuses = tuple(Status(word) for word in query.get("status", "").split(",") if word)
     except ValueError:
         raise BadRequest(f"status must be one of {', '.join(Status)}, or several separated by commas") from None
-    filter = RolloutFilter(
+    return RolloutFilter(
         namespace=namespace_of(request),
         pool=query.get("pool"),
         group=query.get("group"),
@@ -86,10 +119,43 @@ async def _list(request: web.Request) -> web.Response:
         status=statuses,
         after_seq=integer(request, "after", 0),
         limit=limit,
+        search=_search(request),
     )
-    records = await services.rollouts.find(filter)
-    following = records[-1].seq if len(records) == limit else None
-    return await _json_response({"rollouts": await _queued_views(services, records), "next": following})
+
+
+def _search(request: web.Request) -> RolloutSearch | None:
+    """Read the conditions that need a search; None if there is none."""
+    query, sort = request.query, request.query.get("sort", "")
+    if sort.removeprefix("-") not in ("", *SortField):
+        raise BadRequest(f"sort must be one of {', '.join(SortField)}, with - before it for the greatest first")
+    found = RolloutSearch(
+        kind=query.get("kind"),
+        mode=query.get("mode"),
+        reason=query.get("reason"),
+        task=query.get("task"),
+        batch=query.get("batch"),
+        prefix=query.get("prefix", ""),
+        since=seconds(request, "since", 0.0) if "since" in query else None,
+        until=seconds(request, "until", 0.0) if "until" in query else None,
+        min_reward=_reward(request, "min_reward"),
+        max_reward=_reward(request, "max_reward"),
+        sort=SortField(sort.removeprefix("-")) if sort else None,
+        descending=sort.startswith("-"),
+    )
+    return found if found != RolloutSearch() else None
+
+
+def _reward(request: web.Request, name: str) -> float | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRequest(f"{name} must be a number, not {text[:40]!r}")
+    return value
 
 
 def _metadata_items(text: str | None) -> tuple[str, ...]:

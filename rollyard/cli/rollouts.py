@@ -1,4 +1,4 @@
-"""Commands on rollouts: submit, rollouts get|list|cancel|describe, try."""
+"""Commands on rollouts: submit, rollouts get|cancel|describe, try. `rollout_lists.py` has list, top and summary."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ import click
 from rollyard.cli.only_checked import Chosen, only_checked
 from rollyard.cli.options import DURATION, with_client
 from rollyard.cli.output import align
-from rollyard.cli.printable import printable, printable_line
+from rollyard.cli.printable import printable
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
+from rollyard.cli.rollout_lists import cell, list_, summary, top
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import RollyardError
-from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status
+from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, Status
 from rollyard.trajectory import Trajectory
 
-STATUSES = [status.value for status in Status]
+DESCRIBED = ["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"]
 ON_THE_WAY = [status.value for status in Status if not status.terminal]
 
 
@@ -157,52 +158,8 @@ def rollouts() -> None:
     """Show, fork or cancel rollouts, and save their snapshots."""
 
 
-@rollouts.command("list")
-@click.option("--pool", help="only rollouts of this RolloutPool")
-@click.option("--group", help="only rollouts of this group")
-@click.option(
-    "--status",
-    multiple=True,
-    type=click.Choice(STATUSES, case_sensitive=False),
-    help="only rollouts with this status; repeat for several",
-)
-@click.option(
-    "--metadata",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="only rollouts of tasks with this metadata; repeat for several",
-)
-@click.option("--suspicious", is_flag=True, help="only rewards above 0 that people should look at")
-@click.option("--prefix", default="", help="only rollouts whose ids begin with it")
-@with_client
-async def list_(
-    client: AsyncClient,
-    namespace: str,
-    pool: str | None,
-    group: str | None,
-    status: tuple[str, ...],
-    metadata: tuple[str, ...],
-    suspicious: bool,
-    prefix: str,
-) -> None:
-    """List rollouts, one line each."""
-    if wrong := next((text for text in metadata if "=" not in text), None):
-        raise click.UsageError(f"--metadata {wrong!r}: write NAME=VALUE, such as difficulty=hard")
-    items = dict(text.split("=", 1) for text in metadata)
-    rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"]]
-    found = client.rollouts(namespace, pool=pool, group=group, status=status, metadata=items, suspicious=suspicious)
-    async for view in found:
-        if view.id.startswith(prefix):
-            rows.append(_row(view))
-    click.echo("\n".join(align(rows)))
-
-
-def _row(view: RolloutView) -> list[str]:
-    reward = "-" if view.reward is None else f"{view.reward:g}"
-    stage, error = view.stage.value if view.stage else "-", view.error.reason if view.error else "-"
-    if view.error is None and view.waiting:
-        error = printable_line(view.waiting.word)
-    return [view.id, view.pool, view.task_kind, view.status.value, stage, str(view.attempt), reward, error]
+for command in (list_, top, summary):
+    rollouts.add_command(command)
 
 
 @rollouts.command("get")
@@ -241,7 +198,7 @@ async def cancel(
 async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     """Describe a rollout for people: state, history, turns, score."""
     view, trajectory = await client.rollout(id, namespace)
-    click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"], _row(view)])))
+    click.echo("\n".join(align([DESCRIBED, [cell(view, name) for name in DESCRIBED]])))
     if view.waiting:
         click.echo(printable(f"\n{view.waiting}"))
     if view.metadata:

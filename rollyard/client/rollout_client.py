@@ -18,7 +18,7 @@ from rollyard.core.aio import end_tasks
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView
+from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutSummary, RolloutSums, RolloutView
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.trajectory import Artifact, Trajectory
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 30
+PAGE, MAX_PAGE = 500, 5000
+"""Number of rollouts in one answer: if they are not sorted, and the greatest."""
 UNFINISHED, SUBMITTED_TOGETHER = 1024, 128
 """Greatest numbers of rollouts that `run_all` has on the server without an end, and that it submits in one call."""
 SILENCE_SECONDS = 30.0
@@ -138,20 +140,43 @@ class RolloutClient(ApiClient):
         status: Sequence[str] = (),
         metadata: Mapping[str, str] | None = None,
         suspicious: bool = False,
+        search: Mapping[str, str] | None = None,
+        limit: int | None = None,
     ) -> AsyncGenerator[RolloutView]:
-        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values.
-        `suspicious`: only rollouts with a reward above 0 and the metric `suspicious`."""
-        after: int | None = 0
-        own = json.dumps(dict(metadata)) if metadata else None
-        while after is not None:
-            query = self._http.query(
-                namespace, pool=pool, group=group, status=",".join(status), metadata=own,
-                suspicious="true" if suspicious else None, after=str(after),
-            )  # fmt: skip
-            body = await self._http.json("GET", "/v1/rollouts", query=query)
+        """Yield the matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values.
+        `suspicious`: only rollouts with a reward above 0 and the metric `suspicious`. `search`: further parameters of
+        `GET /v1/rollouts`, such as `{"since": "1767225600", "sort": "-tokens"}`. `limit`: greatest number of rollouts; None:
+        all, or the first MAX_PAGE if they are sorted."""
+        after, left = 0, limit
+        query = _search_query(self._http.query(namespace), pool, group, status, metadata, suspicious, search)
+        while left is None or left > 0:
+            size = min(left or MAX_PAGE, MAX_PAGE if "sort" in query else PAGE)
+            page = {"after": str(after), "limit": str(size)}
+            body = await self._http.json("GET", "/v1/rollouts", query=query | page)
             for row in body["rollouts"]:
                 yield RolloutView.model_validate(row, extra="ignore")
-            after = body["next"]
+            left = None if left is None else left - len(body["rollouts"])
+            if (after := body["next"]) is None:
+                return
+
+    async def summarize(
+        self,
+        by: str = "reason",
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        status: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        suspicious: bool = False,
+        search: Mapping[str, str] | None = None,
+        limit: int = 50,
+    ) -> list[RolloutSums]:
+        """Return sums over the ended rollouts that match, by a field: reason, kind, pool, status, mode, group, task, or
+        `metadata.NAME`. The conditions are those of `rollouts`."""
+        query = _search_query(self._http.query(namespace), pool, group, status, metadata, suspicious, search)
+        body = await self._http.json("GET", "/v1/rollouts/summary", query=query | {"by": by, "limit": str(limit)})
+        return RolloutSummary.model_validate(body).rows
 
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
@@ -259,6 +284,20 @@ class RolloutClient(ApiClient):
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
                 pass
             await backoff.wait()
+
+
+def _search_query(
+    query: dict[str, str],
+    pool: str | None,
+    group: str | None,
+    status: Sequence[str],
+    metadata: Mapping[str, str] | None,
+    suspicious: bool,
+    search: Mapping[str, str] | None,
+) -> dict[str, str]:
+    given = {"pool": pool, "group": group, "status": ",".join(status), "suspicious": "true" if suspicious else None}
+    own = json.dumps(dict(metadata)) if metadata else None
+    return query | {name: v for name, v in {**given, "metadata": own, **(search or {})}.items() if v}
 
 
 async def _trajectory(columns: Columns) -> Trajectory:

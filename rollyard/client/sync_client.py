@@ -128,6 +128,7 @@ class Client(Blocking[AsyncClient]):
     wait = blocking(AsyncClient.wait)
     wait_many = blocking(AsyncClient.wait_many)
     counts = blocking(AsyncClient.counts)
+    summarize = blocking(AsyncClient.summarize)
     cancel = blocking(AsyncClient.cancel)
     cancel_rollouts = blocking(AsyncClient.cancel_rollouts)
     put_dataset = blocking(AsyncClient.put_dataset)
@@ -190,11 +191,19 @@ class Client(Blocking[AsyncClient]):
         status: Sequence[str] = (),
         metadata: Mapping[str, str] | None = None,
         suspicious: bool = False,
+        search: Mapping[str, str] | None = None,
+        limit: int | None = None,
     ) -> Iterator[RolloutView]:
-        """Yield all matching rollouts, in order of arrival. `metadata`: only rollouts whose tasks have these values.
-        `suspicious`: only rollouts with a reward above 0 and the metric `suspicious`."""
+        """Do the same as `AsyncClient.rollouts`."""
         found = self._original.rollouts(
-            namespace, pool=pool, group=group, status=status, metadata=metadata, suspicious=suspicious
+            namespace,
+            pool=pool,
+            group=group,
+            status=status,
+            metadata=metadata,
+            suspicious=suspicious,
+            search=search,
+            limit=limit,
         )
         return self._each(found)
 

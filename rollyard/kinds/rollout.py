@@ -375,3 +375,40 @@ class RolloutView(WireModel):
     """Metadata of the task."""
     artifact: Literal["Kept", "Deleted"] | None = None
     """Whether the artifact that EVAL scores is still stored. Null if the rollout has left none."""
+    task: str = ""
+    """Digest of the task."""
+    tokens: int | None = None
+    """Sampled tokens of the last attempt; null until the rollout has a result. So are the next two fields."""
+    turns: int | None = None
+    seconds: float | None = None
+    """Seconds in INIT, RUN and EVAL of the last attempt."""
+
+
+class RolloutSums(WireModel):
+    """Sums over the ended rollouts that have one value of a field."""
+
+    value: str | None
+    rollouts: int
+    scored: int
+    """Rollouts with a reward."""
+    mean_reward: float | None
+    best_reward: float | None
+    tokens: int
+    """Sampled tokens."""
+    seconds: float
+    """Seconds in all stages."""
+    groups: int
+    """Groups with at least two rewards."""
+    informative: int
+    """Groups whose rewards differ."""
+    newest: str
+    """Id of the rollout that was submitted last."""
+    kind: str
+    """A task kind of these rollouts."""
+
+
+class RolloutSummary(WireModel):
+    """Answer of `GET /v1/rollouts/summary`."""
+
+    by: str
+    rows: list[RolloutSums]

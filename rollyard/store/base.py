@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from rollyard.kinds.pool import PoolKey
@@ -153,6 +154,11 @@ class RolloutRecord:
         return self.summary.get("turns")
 
     @property
+    def suspicious(self) -> bool:
+        """Whether people should look at a reward above 0."""
+        return bool(self.summary.get("metrics", {}).get("suspicious", 0.0) > 0)
+
+    @property
     def seconds(self) -> float | None:
         """Seconds in all stages of the last attempt."""
         found = [float(t) for stage in Stage if (t := self.summary.get(stage.lower())) is not None]
@@ -233,6 +239,41 @@ class GroupVersions:
         return min(self.sampled or self.begun, default=None)
 
 
+class SortField(StrEnum):
+    """Value by which found rollouts are sorted."""
+
+    ENDED = "ended"
+    REWARD = "reward"
+    TOKENS = "tokens"
+    TURNS = "turns"
+    SECONDS = "seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSearch:
+    """Conditions that all must hold. None: no condition."""
+
+    kind: str | None = None
+    mode: str | None = None
+    reason: str | None = None
+    """Reason of the error."""
+    task: str | None = None
+    """Digest of the task."""
+    batch: str | None = None
+    """Batch to whose groups the rollouts belong."""
+    prefix: str = ""
+    """Text with which the ids begin."""
+    since: float | None = None
+    """Only rollouts that ended at this time or later (Unix seconds), or have not ended."""
+    until: float | None = None
+    """Only rollouts that ended before this time."""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    sort: SortField | None = None
+    """None: order of arrival. Rollouts without the value are left out."""
+    descending: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutFilter:
     namespace: str | None = None
@@ -245,3 +286,5 @@ class RolloutFilter:
     status: tuple[Status, ...] = ()
     after_seq: int = 0
     limit: int = 500
+    search: RolloutSearch | None = None
+    """Further conditions. They need a namespace."""

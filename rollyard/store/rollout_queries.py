@@ -13,16 +13,15 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.values.image_reference import normal_form
-from rollyard.store import missing_image_rows, row_codec, saved_turn_table, usage_hours
-from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, StoredSnapshot
+from rollyard.store import missing_image_rows, rollout_search, row_codec, saved_turn_table, usage_hours
+from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, RolloutSearch, StoredSnapshot
+from rollyard.store.rollout_search import SUSPICIOUS, SummaryRow
 from rollyard.store.saved_turn_table import ResumeState
 from rollyard.store.usage_hours import UsageHour
 
 Counts = dict[tuple[Stage, Status], int]
 
 _BY_ID = f"{row_codec.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
-
-_SUSPICIOUS = " AND reward > 0 AND json_extract(summary, '$.metrics.suspicious') > 0"
 
 _HAS_ITEM = (
     " AND EXISTS (SELECT 1 FROM metadata_items AS other WHERE other.space = ? AND other.item = ? "
@@ -63,7 +62,9 @@ class RolloutQueries:
         return saved_turn_table.totals(self._db, pool)
 
     def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
-        """Return records in order of arrival."""
+        """Return records in order of arrival, or as the search sorts them."""
+        if filter.search is not None:
+            return rollout_search.find(self._db, filter, filter.search)
         where, values = _where(namespace=filter.namespace, pool=filter.pool, group=filter.group)
         if filter.status:
             where += f" AND status IN ({', '.join('?' * len(filter.status))})"
@@ -72,7 +73,7 @@ class RolloutQueries:
         if live:
             where += " AND cursor IS NULL"
         if filter.suspicious:
-            where += _SUSPICIOUS
+            where += f" AND {SUSPICIOUS}"
         if filter.metadata:
             return self._list_by_metadata(filter, where, values)
         query = f"{row_codec.select(_list_index(filter, live))} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
@@ -87,6 +88,10 @@ class RolloutQueries:
         given = [filter.namespace, first, filter.after_seq, *values, *more, filter.limit]
         rows = self._db.execute(f"{found} AND {where} ORDER BY rollout LIMIT ?", given)
         return [row_codec.from_row(r) for r in rows]
+
+    def summarize(self, filter: RolloutFilter, by: str, limit: int) -> list[SummaryRow]:
+        """Return sums over the ended rollouts that match, by a field (`rollout_search.summarize`)."""
+        return rollout_search.summarize(self._db, filter, filter.search or RolloutSearch(), by, limit)
 
     def finished(
         self, after: int, limit: int, namespace: str | None = None, group: str | None = None

@@ -35,6 +35,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     snapshots = reading(RolloutQueries.snapshots)
     saved_turns = reading(RolloutQueries.saved_turns)
     list_rollouts = reading(RolloutQueries.list_rollouts)
+    summarize = reading(RolloutQueries.summarize)
     finished = reading(RolloutQueries.finished)
     newest_seq = reading(RolloutQueries.newest_seq)
     newest_cursor = reading(RolloutQueries.newest_cursor)

@@ -50,7 +50,7 @@ _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
 _FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
 _FIXED |= {"min_weights_version", "weights", "queue_rank", "metadata", "task"}
-_DERIVED = ["reason", "tokens", "turns", "seconds"]
+_DERIVED = ["reason", "tokens", "turns", "seconds", "suspicious"]
 """Properties of a record that are columns too, for searches. They are written, and never read back."""
 _WRITTEN = [*_COLUMNS, *_DERIVED]
 _MOVING = [name for name in _WRITTEN if name not in _FIXED]
@@ -74,6 +74,11 @@ def select(index: str | None) -> str:
     """
     by = f"INDEXED BY {index}" if index else "NOT INDEXED"
     return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"
+
+
+def select_found(found: str) -> str:
+    """Return a SELECT as `select` does, of the rows whose seq another SELECT returns. The caller adds the order."""
+    return f"SELECT {_SELECTED} FROM ({found}) CROSS JOIN rollouts NOT INDEXED USING (seq) JOIN requests USING (seq)"
 
 
 def select_by_item() -> str:

@@ -50,7 +50,7 @@ CREATE TABLE rollouts (
     task TEXT NOT NULL DEFAULT '',
     -- Parts of `error` and `summary`, by which rollouts are searched: the error's reason, sampled tokens, turns, and
     -- seconds in all stages.
-    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL,
+    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL, suspicious INTEGER NOT NULL DEFAULT 0,
     -- Number of its rows in `saved_turns`.
     saved_turns INTEGER NOT NULL DEFAULT 0
 );
@@ -60,8 +60,8 @@ CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
 -- This index has all columns by which rollouts are searched, so a search reads the table only for what it has found.
 CREATE INDEX rollouts_searched ON rollouts (
-    namespace, seq, pool, "group", task_kind, mode, status, reason, reward, tokens, turns, seconds, created_at, finished_at,
-    task
+    namespace, seq, id, pool, "group", task_kind, mode, status, reason, reward, tokens, turns, seconds, created_at,
+    finished_at, task, suspicious
 );
 CREATE INDEX rollouts_by_pool ON rollouts (namespace, pool, seq);
 CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "group" IS NOT NULL;
@@ -138,6 +138,7 @@ CREATE TABLE batch_groups (
     n INTEGER NOT NULL, batch TEXT, state TEXT NOT NULL, delivery INTEGER, body TEXT NOT NULL,
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
+CREATE INDEX groups_of_batch ON batch_groups (namespace, batch, id) WHERE batch IS NOT NULL;
 CREATE UNIQUE INDEX groups_delivered ON batch_groups (namespace, batch, delivery) WHERE delivery IS NOT NULL;
 CREATE INDEX groups_live ON batch_groups (namespace, batch, number)
     WHERE batch IS NOT NULL AND state IN ('Open', 'Informative');

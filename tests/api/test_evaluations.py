@@ -145,3 +145,25 @@ async def test_a_name_stands_for_one_evaluation_and_other_weights_do_not_count(s
         assert (part.state, part.ended, part.mean_reward) == (EvaluationState.RUNNING, 0, None)
         assert (await client.evaluation("part")).statistics.tasks_unscored == 4
         assert (await client.compare_evaluations("e", "part")).mean is None
+
+
+async def test_rollouts_are_searched_and_summed_up(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        await evaluated(api, client, "e", lambda task, number: Played(reward=number / 4, tokens=10 * task + number))
+        top = [view async for view in client.rollouts(search={"sort": "-tokens"}, limit=2)]
+        assert [(view.tokens, view.turns, view.seconds) for view in top] == [(33, 1, 1.0), (32, 1, 1.0)]
+        assert len([view async for view in client.rollouts(search={"kind": "math"}, limit=7)]) == 7
+        found = [
+            v async for v in client.rollouts(metadata={"level": "1"}, search={"min_reward": "0.75", "mode": "eval"})
+        ]
+        assert {view.task for view in found} == {TASKS[1].digest, TASKS[3].digest}
+        rows = await client.summarize("task", search={"since": str(api.parts.clock.time() - 60)})
+        assert [(row.rollouts, row.mean_reward, row.best_reward, row.informative) for row in rows] == [
+            (4, 0.375, 0.75, 1)
+        ] * 4
+        for parameter in ({"sort": "size"}, {"min_reward": "many"}, {"since": "yesterday"}):
+            with pytest.raises(BadRequest, match="must be"):
+                [view async for view in client.rollouts(search=parameter)]
+        with pytest.raises(BadRequest, match="by must be one of reason, kind, pool"):
+            await client.summarize("size")

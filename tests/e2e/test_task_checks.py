@@ -319,4 +319,20 @@ async def test_weights_versions_are_evaluated_one_after_the_other_and_compared(y
         assert [json.loads(out)[word] for word in ("tasks", "only_first", "only_second", "same")] == [3, 0, 1, 3]
         listed, _ = await yard.rollyard("eval", "list")
         assert [line.split()[0] for line in listed.splitlines()] == ["NAME", "w-two", "w-one", "night"]
+        words = ("rollouts", "list", "--mode", "eval", "--group", "w-two", "--since", "1h", "--sort", "-reward")
+        out, _ = await yard.rollyard(*words, "-o", "columns=reward,metadata.level,pool")
+        assert [line.split() for line in out.splitlines()] == [
+            ["REWARD", "LEVEL", "POOL"], ["1", "easy", "demo"], ["0.5", "hard", "demo"], ["0", "hard", "demo"],
+        ]  # fmt: skip
+        out, _ = await yard.rollyard("rollouts", "list", "--reason", "Cancelled", "--kind", "planted", "-o", "wide")
+        assert {line.split()[3] for line in out.splitlines()[1:]} == {"Cancelled"}
+        out, _ = await yard.rollyard("rollouts", "top", "--by", "turns", "--limit", "2")
+        assert len(out.splitlines()) == 3
+        out, _ = await yard.rollyard("rollouts", "summary", "--group", "w-two", "--by", "metadata.level")
+        assert [line.split()[:4] for line in out.splitlines()[1:]] == [
+            ["hard", "2", "2", "0.250"],
+            ["easy", "1", "1", "1.000"],
+        ]
+        _, err = await yard.rollyard("rollouts", "list", "-o", "columns=nonesuch", code=2)
+        assert "there is no field 'nonesuch'; the fields are id, " in err
         assert "evaluation/w-one deleted" in (await yard.rollyard("eval", "delete", "w-one"))[0]

@@ -83,6 +83,10 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         waiting=waiting,
         metadata=dict(record.metadata),
         artifact="Kept" if record.artifact is not None else "Deleted" if record.artifact_deleted else None,
+        task=record.task,
+        tokens=record.tokens,
+        turns=record.turns,
+        seconds=record.seconds,
     )
 
 

@@ -70,8 +70,7 @@ class RolloutEnds:
         if record.mode != CHECK and record.reward is not None:
             REWARD.labels(*record.pool_key, record.task_kind).observe(record.reward)
             if record.reward > 0:
-                marked = record.summary.get("metrics", {}).get("suspicious", 0.0) > 0
-                REWARDS.labels(*record.pool_key, "suspicious" if marked else "none").inc()
+                REWARDS.labels(*record.pool_key, "suspicious" if record.suspicious else "none").inc()
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)

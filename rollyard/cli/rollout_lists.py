@@ -1,0 +1,241 @@
+"""`rollyard rollouts list|top|summary`: which rollouts there are, which are the greatest, and what they come to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from rollyard.cli.options import DURATION, with_client
+from rollyard.cli.output import align
+from rollyard.cli.printable import printable_line
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.clock import as_text
+from rollyard.kinds.rollout import RolloutSums, RolloutView, Status
+from rollyard.kinds.schema.columns import age
+
+C = TypeVar("C", bound=Callable[..., Any])
+STATUSES = [status.value for status in Status]
+SORTED = ("ended", "reward", "tokens", "turns", "seconds")
+TABLE = ["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON", "AGE"]
+WIDE = [*TABLE[:-1], "TOKENS", "TURNS", "SECONDS", "NODE", "WEIGHTS", "GROUP", "SUBMITTED", "ENDED"]
+TOP = ["ID", "POOL", "KIND", "STATUS", "TOKENS", "TURNS", "SECONDS", "REWARD", "ENDED"]
+_CELLS: dict[str, Callable[[RolloutView], str]] = {
+    "ID": lambda view: view.id,
+    "POOL": lambda view: view.pool,
+    "KIND": lambda view: view.task_kind,
+    "STATUS": lambda view: view.status.value,
+    "STAGE": lambda view: view.stage.value if view.stage else "-",
+    "ATTEMPT": lambda view: str(view.attempt),
+    "REWARD": lambda view: _text(view.reward),
+    "REASON": lambda view: (
+        view.error.reason if view.error else printable_line(view.waiting.word) if view.waiting else "-"
+    ),
+    "AGE": lambda view: age(datetime.fromtimestamp(view.created_at, UTC), datetime.now(UTC)),
+    "TOKENS": lambda view: _text(view.tokens),
+    "TURNS": lambda view: _text(view.turns),
+    "SECONDS": lambda view: _text(view.seconds),
+    "NODE": lambda view: view.node or "-",
+    "WEIGHTS": lambda view: view.weights_version or "-",
+    "GROUP": lambda view: view.group or "-",
+    "SUBMITTED": lambda view: as_text(view.created_at),
+    "ENDED": lambda view: "-" if view.finished_at is None else as_text(view.finished_at),
+}
+
+
+class Moment(click.ParamType[float]):
+    """Time in Unix seconds: a duration before now, such as `1h` or `7d`, or a date, such as `2026-11-30T14:00:00Z`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        now = datetime.now(UTC)
+        if days := re.fullmatch(r"(\d{1,5})d", value):
+            return now.timestamp() - 86400.0 * int(days[1])
+        if not re.fullmatch(r"\d{4}-.*", value):
+            return now.timestamp() - DURATION.convert(value, param, ctx)
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is no time; write a duration such as 90s, 1h or 7d, or a date such as 2026-11-30T14:00:00Z",
+                param,
+                ctx,
+            )
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+MOMENT = Moment()
+_OPTIONS = (
+    click.option("--pool", help="only rollouts of this RolloutPool"),
+    click.option("--group", help="only rollouts of this group, or of this evaluation"),
+    click.option("--batch", help="only rollouts of this batch"),
+    click.option(
+        "--status",
+        multiple=True,
+        type=click.Choice(STATUSES, case_sensitive=False),
+        help="only rollouts with this status; repeat for several",
+    ),
+    click.option("--reason", help="only rollouts that ended for this reason, such as SandboxLost"),
+    click.option("--kind", help="only rollouts of this task kind"),
+    click.option("--mode", type=click.Choice(["train", "eval", "check"]), help="only rollouts of this mode"),
+    click.option("--task", help="only rollouts of the task with this digest"),
+    click.option(
+        "--metadata",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="only rollouts of tasks with this metadata; repeat for several",
+    ),
+    click.option(
+        "--since",
+        type=MOMENT,
+        help="only rollouts that ended since, or have not ended: a duration such as 1h or 7d, or a date (UTC)",
+    ),
+    click.option("--until", type=MOMENT, help="only rollouts that ended before"),
+    click.option("--min-reward", type=float, help="only rollouts with at least this reward"),
+    click.option("--max-reward", type=float, help="only rollouts with at most this reward"),
+    click.option("--suspicious", is_flag=True, help="only rewards above 0 that people should look at"),
+    click.option("--prefix", default="", help="only rollouts whose ids begin with it"),
+)
+
+
+def _searched(command: C) -> C:
+    """Add the options of a search."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, Any]:
+    """Return the options of a search as arguments of the client. Raises UsageError."""
+    if wrong := next((text for text in given["metadata"] if "=" not in text), None):
+        raise click.UsageError(f"--metadata {wrong!r}: write NAME=VALUE, such as difficulty=hard")
+    plain = {name: given[name] for name in ("pool", "group", "status", "suspicious")}
+    names = ("batch", "reason", "kind", "mode", "task", "since", "until", "min_reward", "max_reward", "prefix")
+    search = {name: str(given[name]) for name in names if given[name] not in (None, "")}
+    search |= {"sort": sort} if sort else {}
+    return {**plain, "metadata": dict(text.split("=", 1) for text in given["metadata"]), "search": search}
+
+
+@click.command("list")
+@_searched
+@click.option(
+    "--sort", metavar="FIELD", help=f"{', '.join(SORTED)}; with - before it the greatest first  [default: by arrival]"
+)
+@click.option("--limit", type=click.IntRange(1), help="greatest number of rollouts  [default: all; 5000 if sorted]")
+@click.option("--absolute", is_flag=True, help="the times of submit and end in place of the age")
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    default="table",
+    help="table, wide, json, id, or columns=FIELD,… with fields of the JSON, such as columns=id,reward,metadata.difficulty",
+)
+@with_client
+async def list_(
+    client: AsyncClient, namespace: str, sort: str | None, limit: int | None, absolute: bool, form: str, **given: Any
+) -> None:
+    """List rollouts, one line each."""
+    if sort is not None and sort.removeprefix("-") not in SORTED:
+        raise click.UsageError(
+            f"--sort {sort}: write one of {', '.join(SORTED)}, with - before it for the greatest first"
+        )
+    views = [view async for view in client.rollouts(namespace, limit=limit, **_conditions(given, sort))]
+    if form == "json":
+        click.echo(json.dumps([view.model_dump(mode="json") for view in views]))
+    elif form == "id":
+        click.echo("\n".join(view.id for view in views))
+    elif form.startswith("columns="):
+        click.echo("\n".join(align(_columns(views, form.removeprefix("columns=")))))
+    elif form in ("table", "wide"):
+        names = WIDE if form == "wide" else [*TABLE[:-1], "SUBMITTED", "ENDED"] if absolute else TABLE
+        _print(names, views)
+    else:
+        raise click.UsageError(f"-o {form}: write table, wide, json, id, or columns=FIELD,…")
+
+
+def _columns(views: Sequence[RolloutView], names: str) -> list[list[str]]:
+    paths = [path.split(".") for path in names.split(",") if path]
+    if wrong := next((path for path in paths if path[0] not in RolloutView.model_fields), [] if paths else [""]):
+        known = ", ".join(RolloutView.model_fields)
+        raise click.UsageError(f"-o columns={names}: there is no field {wrong[0]!r}; the fields are {known}")
+    rows = [[path[-1].upper() for path in paths]]
+    for view in views:
+        data = view.model_dump(mode="json")
+        rows.append([_text(_value(data, path)) for path in paths])
+    return rows
+
+
+def _value(data: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def cell(view: RolloutView, column: str) -> str:
+    """Return the text of a rollout in a column, such as STATUS."""
+    return _CELLS[column](view)
+
+
+def _print(names: Sequence[str], views: Sequence[RolloutView]) -> None:
+    click.echo("\n".join(align([names, *([cell(view, name) for name in names] for view in views)])))
+
+
+@click.command()
+@_searched
+@click.option(
+    "--by", type=click.Choice(["tokens", "seconds", "turns", "reward"]), default="tokens", help="[default: tokens]"
+)
+@click.option("--limit", default=10, type=click.IntRange(1), help="number of rollouts  [default: 10]")
+@with_client
+async def top(client: AsyncClient, namespace: str, by: str, limit: int, **given: Any) -> None:
+    """List the rollouts with the most sampled tokens, seconds or turns, or with the highest rewards."""
+    found = client.rollouts(namespace, limit=limit, **_conditions(given, f"-{by}"))
+    _print(TOP, [view async for view in found])
+
+
+@click.command()
+@_searched
+@click.option(
+    "--by",
+    default="reason",
+    help="reason, kind, pool, status, mode, group, task (the hardest first), or metadata.NAME  [default: reason]",
+)
+@click.option("--limit", default=50, type=click.IntRange(1, 5000), help="number of lines  [default: 50]")
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output")
+@with_client
+async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form: str, **given: Any) -> None:
+    """Sum up ended rollouts: how many, their mean reward, and how many of their groups were informative.
+
+    Checks do not count. Rollouts without a reward are in no mean.
+    """
+    rows = await client.summarize(by, namespace, limit=limit, **_conditions(given))
+    if form == "json":
+        click.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
+        return
+    named = by.rpartition(".")[2].upper()
+    more = ["KIND", "BEST"] if by == "task" else []
+    header = [named, "ROLLOUTS", "SCORED", "MEAN REWARD", *more, "INFORMATIVE", "TOKENS", "SECONDS", "NEWEST"]
+    click.echo("\n".join(align([header, *(_summed(row, by) for row in rows)])))
+
+
+def _summed(row: RolloutSums, by: str) -> list[str]:
+    share = f"{row.informative}/{row.groups}" if row.groups else "-"
+    mean = "-" if row.mean_reward is None else f"{row.mean_reward:.3f}"
+    more = [row.kind, _text(row.best_reward)] if by == "task" else []
+    counts = [str(row.rollouts), str(row.scored), mean, *more, share]
+    return [row.value or "-", *counts, str(row.tokens), f"{row.seconds:.0f}", row.newest]

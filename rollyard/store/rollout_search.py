@@ -1,0 +1,138 @@
+"""Searches among all rollouts of a namespace, and sums over what they find.
+
+A search reads one index, `rollouts_searched`, which has all columns of its conditions; the rows themselves are read for the
+rollouts that it returns. So the time of a search grows with the number of stored rollouts, but slowly.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rollyard.kinds.rollout import CHECK
+from rollyard.store import row_codec
+from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
+
+SUSPICIOUS = "reward > 0 AND suspicious"
+METADATA = "metadata."
+"""Beginning of a field by which sums are grouped: `metadata.difficulty`."""
+GROUPED: dict[str, str] = {
+    "reason": "coalesce(reason, status)",
+    "kind": "task_kind",
+    "pool": "pool",
+    "status": "status",
+    "mode": "mode",
+    "group": '"group"',
+    "task": "task",
+}
+"""Field by which sums are grouped -> SQL expression."""
+_SORTED = {SortField.ENDED: "finished_at"}
+_INDEX = "rollouts INDEXED BY rollouts_searched"
+
+
+class SummaryRow(NamedTuple):
+    """Sums over the ended rollouts that have one value of a field."""
+
+    value: str | None
+    rollouts: int
+    scored: int
+    mean_reward: float | None
+    best_reward: float | None
+    tokens: int
+    seconds: float
+    groups: int
+    """Groups with at least two rewards among these rollouts."""
+    informative: int
+    """Those whose rewards differ."""
+    newest: str
+    """Id of the rollout that was submitted last."""
+    kind: str
+    """A task kind of these rollouts; there may be others, unless the field is the task."""
+
+
+def find(db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch) -> list[RolloutRecord]:
+    """Return the records that match: in order of arrival after `filter.after_seq`, or sorted, without a next page."""
+    where, values = _conditions(filter, search)
+    order, last = "seq", "seq"
+    if search.sort is not None:
+        column = _SORTED.get(search.sort, search.sort.value)
+        where.append(f"{column} IS NOT NULL")
+        direction = "DESC" if search.descending else "ASC"
+        order = last = f"{column} {direction}, seq {direction}"
+    else:
+        where.append("seq > ?")
+        values.append(filter.after_seq)
+    found = f"SELECT seq FROM {_INDEX} WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
+    query = f"{row_codec.select_found(found)} ORDER BY {last}"
+    return [row_codec.from_row(row) for row in db.execute(query, [*values, filter.limit])]
+
+
+def summarize(
+    db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch, by: str, limit: int
+) -> list[SummaryRow]:
+    """Return sums over the ended rollouts that match, without checks, by a field of GROUPED or one of the tasks' metadata.
+
+    With `task` the hardest tasks come first, otherwise the values with the most rollouts. With metadata, rollouts of tasks
+    without this name are left out.
+    """
+    where, values = _conditions(filter, search)
+    tables, value, given = _INDEX, GROUPED.get(by, ""), list[Any]()
+    if by.startswith(METADATA):
+        begin = f"{by.removeprefix(METADATA)}="
+        items = (
+            "SELECT rollout, substr(item, ?) AS value FROM metadata_items WHERE space = ? AND item >= ? AND item < ?"
+        )
+        tables, value = f"({items}) AS items CROSS JOIN {_INDEX}", "items.value"
+        given = [len(begin) + 1, filter.namespace, begin, f"{begin[:-1]}>"]  # `>` is the character after `=`
+        where.append("seq = items.rollout")
+    where += ["finished_at IS NOT NULL", "mode <> ?"]
+    by_group = (
+        f"SELECT {value} AS value, count(*) AS rollouts, count(reward) AS scored, sum(reward) AS rewards, "
+        "max(reward) AS best, min(reward) AS worst, sum(tokens) AS tokens, sum(seconds) AS seconds, max(seq) AS newest, "
+        f'min(task_kind) AS kind FROM {tables} WHERE {" AND ".join(where)} GROUP BY 1, coalesce("group", id)'
+    )
+    order = "mean IS NULL, mean, rollouts DESC" if by == "task" else "rollouts DESC, value"
+    query = (
+        "SELECT value, rollouts, scored, mean, best, tokens, seconds, groups, informative, "
+        "(SELECT id FROM rollouts WHERE seq = newest), kind FROM (SELECT value, sum(rollouts) AS rollouts, "
+        "sum(scored) AS scored, sum(rewards) / nullif(sum(scored), 0) AS mean, max(best) AS best, "
+        "coalesce(sum(tokens), 0) AS tokens, coalesce(sum(seconds), 0.0) AS seconds, sum(scored > 1) AS groups, "
+        f"sum(scored > 1 AND best > worst) AS informative, max(newest) AS newest, min(kind) AS kind FROM ({by_group}) "
+        f"GROUP BY value) ORDER BY {order} LIMIT ?"
+    )
+    return [SummaryRow(*row) for row in db.execute(query, [*given, *values, CHECK, limit])]
+
+
+def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str], list[Any]]:
+    """Return SQL conditions and their values."""
+    equal = {
+        "namespace": filter.namespace,
+        "pool": filter.pool,
+        '"group"': filter.group,
+        "task_kind": search.kind,
+        "mode": search.mode,
+        "reason": search.reason,
+        "task": search.task,
+    }
+    given: list[tuple[str, Sequence[Any]]] = [(f"{name} = ?", [v]) for name, v in equal.items() if v is not None]
+    if filter.status:
+        given.append((f"status IN ({', '.join('?' * len(filter.status))})", [s.value for s in filter.status]))
+    limits = {
+        "(finished_at IS NULL OR finished_at >= ?)": search.since,
+        "finished_at < ?": search.until,
+        "reward >= ?": search.min_reward,
+        "reward <= ?": search.max_reward,
+    }
+    given += [(condition, [value]) for condition, value in limits.items() if value is not None]
+    if search.prefix:
+        given.append(("substr(id, 1, ?) = ?", [len(search.prefix), search.prefix]))
+    if search.batch is not None:
+        groups = "SELECT id FROM batch_groups INDEXED BY groups_of_batch WHERE namespace = ? AND batch = ?"
+        given.append((f'"group" IN ({groups})', [filter.namespace, search.batch]))
+    for item in filter.metadata:
+        having = "SELECT rollout FROM metadata_items WHERE space = ? AND item = ?"
+        given.append((f"seq IN ({having})", [filter.namespace, item]))
+    if filter.suspicious:
+        given.append((SUSPICIOUS, []))
+    return [condition for condition, _ in given], [value for _, values in given for value in values]
