@@ -7,7 +7,6 @@ unfinished rollout or a running batch that names it, or a pool whose default ima
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rollyard.core.errors import RollyardError
+from rollyard.cli.needed_images import NeededImages
 
 if TYPE_CHECKING:
     from rollyard.kinds.values.image_reference import BuiltImage
@@ -49,7 +48,7 @@ def prune(older_than: str | None, max_size: str | None, shared: Path | None, kub
     except ValueError as error:
         raise click.UsageError(f"--max-size: {error}") from None
     seconds = None if age is None else int(age[1]) * _SECONDS[age[2]]
-    needed = _Needed(kubeconfig)
+    needed = NeededImages(kubeconfig)
     if shared is None:
         freed, left = asyncio.run(_prune_cache(seconds, limit, needed))
     else:
@@ -59,43 +58,6 @@ def prune(older_than: str | None, max_size: str | None, shared: Path | None, kub
         click.echo(f"{name} stays: {needed.why}", err=True)
     if limit is not None and left > limit:
         click.echo(f"{left >> 20}M are left, which are in use", err=True)
-
-
-class _Needed:
-    """Which built images must stay. The server is asked once, when the first of them would be deleted; never on the event
-    loop."""
-
-    def __init__(self, kubeconfig: Path | None) -> None:
-        self._kubeconfig = kubeconfig
-        self._names: set[str] | None = None
-        self._unknown = False
-        self.why = "rollouts or pools need it"
-        self.spared = set[str]()
-
-    def __call__(self, image: BuiltImage) -> bool:
-        if self._names is None:
-            self._names = self._ask()
-        if self._unknown or image.text in self._names:
-            self.spared.add(image.text)
-            return True
-        return False
-
-    def _ask(self) -> set[str]:
-        from rollyard.client.async_client import AsyncClient
-        from rollyard.client.kubeconfig import VARIABLE
-
-        async def names() -> set[str]:
-            async with AsyncClient(kubeconfig=self._kubeconfig, retry_seconds=0) as client:
-                return await client.images_needed()
-
-        named = self._kubeconfig or os.environ.get(VARIABLE)
-        if not named and not (Path.home() / ".rollyard" / "config").exists():
-            return set()  # no server is known here
-        try:
-            return asyncio.run(names())
-        except RollyardError as error:
-            self._unknown, self.why = True, f"the server must say that no rollout needs it ({error})"
-            return set()
 
 
 async def _prune_cache(

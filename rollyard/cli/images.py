@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from rollyard.cli.image_build import build, build_many
+from rollyard.cli.image_delete import delete
 from rollyard.cli.image_prune import prune
 from rollyard.cli.image_pull import pull
 from rollyard.cli.output import align
@@ -33,6 +34,7 @@ def images() -> None:
 
 images.add_command(build)
 images.add_command(build_many)
+images.add_command(delete)
 images.add_command(prune)
 images.add_command(pull)
 

@@ -11,8 +11,8 @@ from functools import partial
 import click
 import yaml
 
-from rollyard.cli.default_image import default_image_warning
 from rollyard.cli.manifests import read_manifests
+from rollyard.cli.missing_files import missing_file_warning
 from rollyard.cli.options import DURATION, kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
 from rollyard.client.async_client import AsyncClient
@@ -87,7 +87,7 @@ async def apply(
             continue
         change, after = await client.apply(obj, dry_run=dry_run == "server")
         click.echo(f"{name} {change}{' (server dry run)' if dry_run == 'server' else ''}")
-        if (warning := default_image_warning(obj)) is not None:
+        if (warning := missing_file_warning(obj)) is not None:
             click.echo(f"Warning: {warning}", err=True)
         if dry_run == "none" and isinstance(after, Pool):
             applied.append(after)

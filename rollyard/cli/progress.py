@@ -19,6 +19,8 @@ from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, RolloutView, Sta
 from rollyard.trajectory import Trajectory
 
 POLL_SECONDS = 1.0
+SAME_SECONDS = 30.0
+"""Shortest time between two sentences about one reason for waiting, whose numbers and times change all the time."""
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
@@ -106,31 +108,42 @@ def most_common_reason(waiting: Sequence[Reason]) -> tuple[str, str]:
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
-    """Wait for the end of a rollout, and return its trajectory.
-
-    Print a line when the rollout's state or its reason for waiting changes. A new position in the queue is not printed.
-    """
-    printed, missed = "", 0
+    """Wait for the end of a rollout, print its states, and return its trajectory."""
+    lines, missed, loop = StateLines(), 0, asyncio.get_running_loop()
     while True:
         try:
             view, trajectory = await client.rollout(id, namespace, wait=0.3)
         except Unavailable as error:  # the server was unreachable for longer than the client retries
             missed += 1
-            printed = _print_state(printed, f"rollout/{id}: {error}" if missed == 1 else printed)
+            if missed == 1:
+                click.echo(printable(f"rollout/{id}: {error}"), err=True)
             continue
         missed = 0
-        if view.waiting is None or view.waiting.word != IN_QUEUE or IN_QUEUE not in printed:
-            printed = _print_state(printed, state_line(view))
+        if (line := lines.next(view, loop.time())) is not None:
+            click.echo(line, err=True)
         if trajectory is not None:
             return trajectory
+
+
+class StateLines:
+    """Chooses which states of one rollout are printed: each that is new. The sentence about one reason for waiting is printed
+    again if it has changed after SAME_SECONDS; a new position in the queue never is."""
+
+    def __init__(self) -> None:
+        self._state: tuple[str | None, ...] = ()
+        self._said, self._at = "", 0.0
+
+    def next(self, view: RolloutView, now: float) -> str | None:
+        """`now`: in seconds, by any clock."""
+        word = view.waiting.word if view.waiting is not None else None
+        state, line = (view.status, view.stage, word), state_line(view)
+        said = line.partition(" (since ")[0]
+        if state == self._state and (word == IN_QUEUE or said == self._said or now - self._at < SAME_SECONDS):
+            return None
+        self._state, self._said, self._at = state, said, now
+        return line
 
 
 def state_line(view: RolloutView) -> str:
     stage = f" {view.stage.value}" if view.stage is not None else ""
     return printable(f"rollout/{view.id} {view.status.value}{stage}{f': {view.waiting}' if view.waiting else ''}")
-
-
-def _print_state(printed: str, now: str) -> str:
-    if now != printed:
-        click.echo(printable(now), err=True)
-    return now

@@ -1,4 +1,4 @@
-"""Rollyard's own exit code, and texts for all exit codes."""
+"""Rollyard's own exit codes, and texts for all exit codes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import signal
 REPLACED_EXIT = 3
 """Exit code of a replaced process: a later server has the data folder, or another process has the allocation. A replaced
 process is not restarted."""
+LASTING_EXIT = 78
+"""Exit code of a process that cannot work on this node until somebody changes something: a model's folder is missing, for
+example. It is EX_CONFIG of sysexits.h."""
 
 
 def exit_code_text(code: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rollyard.core.aio import running, wait_or_timeout
 from rollyard.core.errors import ApiError, Fenced, Incompatible
+from rollyard.core.exit_codes import LASTING_EXIT
 from rollyard.engine.end_request import EndRequest
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.launch.template_check import check_template
@@ -23,6 +24,9 @@ from rollyard.wire.engine import EngineHeartbeat, EngineOrders, token_digest
 from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
+
+_LASTING = ("ModelMissing", "TemplateUnusable", "EngineMissing", "EngineTooOld")
+"""Reasons that stay until somebody changes something on the nodes or in the pool."""
 
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
@@ -69,7 +73,7 @@ class RegisteredEngine:
                     log.critical("%s", self._fatal)
                     with contextlib.suppress(ApiError):
                         await self._report()
-                    return 1
+                    return LASTING_EXIT if self._fatal.word in _LASTING else 1
                 await self._finish()
                 if self._gang is not None:
                     self._gang.leave()  # before the engine ends: the other ranks must not take its end for a failure

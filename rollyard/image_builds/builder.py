@@ -25,6 +25,11 @@ from rollyard.kinds.values.image_reference import PathImage
 
 _NAMED_FORMS = ("docker://", "built:", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
 _WHOLE_NAMES = (".", "..")
+_WITHOUT_REGISTRY = (
+    "; without this registry, name a mirror as HOST/NAME:TAG, an archive as oci-archive:/FILE.tar or docker-archive:/FILE.tar, "
+    "or a folder with a root file system. Or make a base of Debian with `mmdebstrap bookworm base.tar`, and write "
+    "`FROM scratch` and `ADD base.tar /`"
+)
 
 
 class ImageBuild:
@@ -169,12 +174,7 @@ class ImageBuild:
         """Return what one can write in place of an image that cannot be had."""
         stages = [stage.name or str(stage.number) for stage in self._file.stages[:before]]
         earlier = f"; the earlier stages are {', '.join(stages)}" if stages else ""
-        other = (
-            "; without this registry, name a mirror as HOST/NAME:TAG, or a folder with a root file system"
-            if plain
-            else ""
-        )
-        return earlier + other
+        return earlier + (_WITHOUT_REGISTRY if plain else "")
 
     def _layer_of(self, root: Path, digest: str) -> tuple[str, Layer | None]:
         """Return the key and the layer of an image. A folder has no digest; it is as before if no file in it has changed."""

@@ -45,7 +45,7 @@ class BuiltImages:
     def prune(self, unused_seconds: float) -> int:
         """Delete the archives that nobody has used for this time. Return the number of freed bytes."""
         before = time.time() - unused_seconds
-        return self._delete([one for one in self.archives() if one.last_used < before]) + self._delete_leftovers()
+        return self.delete([one for one in self.archives() if one.last_used < before]) + self._delete_leftovers()
 
     def shrink(self, excess: int) -> int:
         """Delete the least recently used archives until `excess` bytes are freed, but none that a node may be reading. Return
@@ -53,10 +53,11 @@ class BuiltImages:
         freed, before = 0, time.time() - READING_SECONDS
         for one in self.archives():
             if freed < excess and one.last_used < before:
-                freed += self._delete([one])
+                freed += self.delete([one])
         return freed + self._delete_leftovers()
 
-    def _delete(self, archives: Iterable[BuiltArchive]) -> int:
+    def delete(self, archives: Iterable[BuiltArchive]) -> int:
+        """Delete archives, but none that is needed or that a build is replacing. Return the number of freed bytes."""
         freed = 0
         for one in archives:
             lock = try_lock(one.path.with_name(f".{one.path.name}.lock"), shared=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageUnavailable
-from rollyard.images.cache_folder import CachedBlob, CacheFolder
+from rollyard.images.cache_folder import CachedBlob, CacheEntry, CacheFolder
 from rollyard.images.locks import wait_for_lock
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,11 @@ class CacheRoom:
         number of freed bytes."""
         async with self._evicting:
             return await asyncio.to_thread(lambda: self._delete(one for one in self._all() if one.last_used < before))
+
+    async def delete(self, entries: Sequence[CacheEntry]) -> int:
+        """Delete images that nobody uses. Return the number of freed bytes."""
+        async with self._evicting:
+            return await asyncio.to_thread(self._delete, entries)
 
     async def shrink(self, beside: int = 0) -> int:
         """Delete the least recently used blobs and images until they are within the bound with `beside` bytes more, as far as

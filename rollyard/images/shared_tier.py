@@ -124,7 +124,7 @@ class SharedTier:
     def prune(self, unused_seconds: float) -> int:
         """Delete the files that no node has read for this time. Return the number of freed bytes."""
         unused = [file for file in self.files() if file.last_used < time.time() - unused_seconds]
-        return self._delete(unused) + self._delete_leftovers()
+        return self.delete(unused) + self._delete_leftovers()
 
     def shrink(self, limit_bytes: int) -> int:
         """Delete the least recently used files until the folder is within the limit, but none that a node may be reading.
@@ -136,12 +136,13 @@ class SharedTier:
             if excess > 0 and file.last_used < now - READING_SECONDS:
                 chosen.append(file)
                 excess -= file.bytes
-        return self._delete(chosen) + self._delete_leftovers()
+        return self.delete(chosen) + self._delete_leftovers()
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{file_name(key)}.tar.zst"
 
-    def _delete(self, files: Iterable[SharedFile]) -> int:
+    def delete(self, files: Iterable[SharedFile]) -> int:
+        """Return the number of freed bytes."""
         freed = 0
         for file in files:
             with contextlib.suppress(FileNotFoundError):

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from rollyard.core.exit_codes import LASTING_EXIT
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import PoolStatus
@@ -40,6 +41,9 @@ always BACKOFF_CAP_SECONDS."""
 LAUNCH_SECONDS = 15.0
 """First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. If the prolog
 fails on every node, a pool without this back-off would soon have caused the drain of all nodes."""
+LASTING_CAP_SECONDS = 120.0
+"""Limit of the back-off after a failure that stays until somebody changes something (LASTING_EXIT). It begins with
+LAUNCH_SECONDS, also while no allocation of the pool serves."""
 STEADY_SECONDS = 10.0
 """If an allocation is ready for this many seconds, this is a success: the failures in a row are counted from 0 again. The
 failure of an allocation that was ready for a shorter time adds to them."""
@@ -64,13 +68,15 @@ class EndCounts:
     failing: bool = False
     """True: allocations of the template failed, and none of this template has become ready since."""
     backoff_cap: float = BACKOFF_CAP_SECONDS
+    lasting: bool = False
+    """True: the last failure stays until somebody changes something."""
     first_backoff: bool = False
     """True: the last interrupted allocation got a node and never ran there."""
 
     @property
     def next_at(self) -> float:
         """End of the back-off (Unix seconds); 0.0 if there is none."""
-        failed = _backoff_until(self.last_failure, self.failures, self.backoff_cap)
+        failed = self._after_failure
         if self.first_backoff:
             return max(
                 failed, _backoff_until(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS)
@@ -81,7 +87,13 @@ class EndCounts:
     @property
     def is_interrupted(self) -> bool:
         """Whether interruptions cause a longer back-off than failures do."""
-        return self.next_at > _backoff_until(self.last_failure, self.failures, self.backoff_cap)
+        return self.next_at > self._after_failure
+
+    @property
+    def _after_failure(self) -> float:
+        if self.lasting:
+            return _backoff_until(self.last_failure, self.failures, LASTING_CAP_SECONDS, LAUNCH_SECONDS)
+        return _backoff_until(self.last_failure, self.failures, self.backoff_cap)
 
 
 def count_ends(
@@ -101,11 +113,12 @@ def count_ends(
     ready = max((a.status.ready_at.timestamp() for a in own if a.status.ready_at is not None), default=None)
     failing = failures > 0 and last is not None and (ready is None or ready <= last)
     cap = BACKOFF_CAP_SECONDS if serves else IDLE_CAP_SECONDS
-    interrupted = last_ended(allocations, INTERRUPTIONS)
+    interrupted, failed = last_ended(allocations, INTERRUPTIONS), last_ended(own, FAILURES)
+    lasting = failed is not None and failed.status.exit_code == LASTING_EXIT
     launch = (
         outside > 0 and interrupted is not None and bool(interrupted.status.node) and not interrupted.status.binding
     )
-    return EndCounts(template, failures, last, outside, last_outside, failing, cap, launch)
+    return EndCounts(template, failures, last, outside, last_outside, failing, cap, lasting, launch)
 
 
 def last_ended(

@@ -105,6 +105,8 @@ class Sandbox:
         self.node_fault = ""
         """Sentence about what the node did to the sandbox's processes, or may have done, with the remedy: some were ended, not
         started or kept from writing, while the sandbox was within its limits. Empty: nothing."""
+        self.named: Sequence[str] = ()
+        """Paths that `RestoreRules.named` has asked for."""
         self._pipes = 0
         """Number of pipes that were passed to the sandbox agent."""
         self._bash_turn = asyncio.Lock()
@@ -232,6 +234,7 @@ class Sandbox:
         reply, damage = await self._through_pipe(header, lambda end: decompress(end, snapshot), reads=False)
         if why := refusal({"broken": damage} if damage else reply, self.spec.limits.disk_bytes):
             raise (SnapshotRefused if "errno" in reply and not damage else SnapshotUnusable)(why)
+        self.named = tuple(reply.get("named", ()))
 
     async def _through_pipe(self, header: Header, work: Callable[[PipeEnd], Any], *, reads: bool) -> tuple[Header, Any]:
         async with ArchivePipe(work, reads=reads) as pipe:

@@ -64,6 +64,8 @@ class RestoreRules:
     """Nothing new counts at these paths below a folder in which Python is installed."""
     programs: str = ""
     """Names of programs, with spaces between, that no new file in a folder of PATH may have, also if the image lacks them."""
+    named: str = r"(?!)"
+    """Files at these paths count, and `Sandbox.named` has the paths of those that were written."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 OWN = "/opt/rollyard"
 _USUAL = "/usr/local/bin:/usr/bin:/bin"
 """Folders of programs that count as part of each PATH."""
+MOST_NAMED = 1000
 _MODULE = re.compile(
     rb"(/lib(?:32|64)?/python3[^/]*)/(?!(?:site|dist)-packages(?:/|$))([^/.]+)[^/]*(?:/.*)?", re.DOTALL
 )
@@ -31,6 +32,9 @@ class LeftOut:
         self._left_out = re.compile(os.fsencode(rules["left_out"]), re.DOTALL)
         self._image_first = re.compile(os.fsencode(rules["image_first"]), re.DOTALL)
         self._of_prefix = re.compile(os.fsencode(rules["of_prefix"]), re.DOTALL)
+        self._named = re.compile(os.fsencode(rules["named"]), re.DOTALL)
+        self.named: list[bytes] = []
+        """Paths of files that the owner wants to know."""
         self._own = {os.fsencode(name) for name in rules["programs"].split()}
         self._folders: set[bytes] = set()
         """Folders of programs, inside of which the image comes first. One in the folder of the task's own work is none."""
@@ -69,6 +73,11 @@ class LeftOut:
         if not folder and there and self._has_prefix(path):
             return True
         return self._is_false(path, folder)
+
+    def note(self, path: bytes) -> None:
+        """Keep the path of a file that is written, if the owner wants to know it."""
+        if len(self.named) < MOST_NAMED and self._named.fullmatch(path):
+            self.named.append(path)
 
     def keeps(self, path: bytes) -> bool:
         """Whether a file of the image stays although the archive has it not."""

@@ -76,6 +76,8 @@ class ChangeRestorer:
         path = self.path
         if self._rules is not None and self._rules.leaves_out(path, os.path.lexists(path)):
             return self._pass_over(entry)
+        if self._rules is not None:
+            self._rules.note(path)
         self._clear(path)
         if entry.kind == incremental_tar.HARD_LINK:
             if self._rules is None or os.path.lexists(b"/" + entry.link):

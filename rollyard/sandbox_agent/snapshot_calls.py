@@ -35,7 +35,7 @@ def write_snapshot(pipe: int, since: ClockMark, header: Header) -> Header:
 
 def restore_snapshot(pipe: int, header: Header, settings: Settings) -> Header:
     """Apply the archive that comes from the pipe."""
-    restorer = None
+    restorer = rules = None
     try:
         with os.fdopen(pipe, "rb", _BUFFER) as file:
             rules = LeftOut(header["rules"], settings) if header.get("rules") else None
@@ -54,7 +54,7 @@ def restore_snapshot(pipe: int, header: Header, settings: Settings) -> Header:
         return {"differs": _text(restorer)}
     except OSError as error:
         return {"errno": error.errno, "error": error.strerror, "path": _text(restorer)}
-    return {}
+    return {"named": [os.fsdecode(path) for path in rules.named] if rules is not None else []}
 
 
 def _text(restorer: ChangeRestorer | None) -> str:

@@ -150,6 +150,30 @@ def test_prune_says_what_to_write(node: Path, words: list[str]) -> None:
     assert _run("prune", *words).exit_code == 2
 
 
+async def test_single_images_are_deleted_by_name_or_digest(registry: Pusher, node: Path, open_folder: Path) -> None:
+    tier, names, digests = open_folder / "tier", [], []
+    cache = ImageCache(node / "image-cache", CacheSettings(shared_folder=str(tier)))
+    for number in range(3):
+        layer = gz(tar(("big", os.urandom(1 << 20))))
+        digests.append(registry.image("cli/delete", f"v{number}", [BASE, layer]))
+        names.append(f"docker://{registry.host}/cli/delete:v{number}")
+        await cache.prefetch(parse_image(names[-1]))
+    path = archive(node / "image-cache", "numbers", "v1", 1)
+    with await cache.get(parse_image(names[0])):
+        done = await asyncio.to_thread(_run, "delete", *names[:2], "built:numbers:v1", "docker://x/y", digests[2][:19])
+    said = [line.partition(", freed")[0] for line in done.stdout.splitlines()]
+    assert said == [f"{name} deleted" for name in (names[1], "built:numbers:v1", digests[2][:19])]
+    assert done.stderr.splitlines() == [
+        f"error: {names[0]} stays: it is in use",
+        "error: there is no docker://x/y; `rollyard images list` shows names and digests",
+    ]
+    assert (done.exit_code, [one.name for one in cache.entries()], path.exists()) == (1, names[:1], False)
+    assert (await asyncio.to_thread(_run, "delete", names[0])).exit_code == 0
+    words = ["--shared", str(tier)]
+    assert _run("delete", names[0], digests[1], *words).stdout.count(" deleted, freed 1M") == 2
+    assert [line.split()[0] for line in _run("list", *words).stdout.splitlines()[1:]] == names[2:]
+
+
 def archive(folder: Path, name: str, tag: str, hours: float) -> Path:
     """Put the archive of a small image into a cache or a shared folder, last used so many hours ago."""
     path = folder / "built" / name / f"{tag}.tar"
@@ -236,7 +260,9 @@ async def test_a_built_image_that_rollouts_or_pools_need_stays(yard: Yard, node:
     assert all(path.exists() for path in paths.values())
     async with serve_app(build(yard.parts.services())) as url:
         write_kubeconfig(tmp_path / "admin", url, "", yard.parts.signer.issue(Role.ADMIN, "admin"))
+        asked = await asyncio.to_thread(_run, "delete", "built:numbers:asked", *words[3:], str(tmp_path / "admin"))
         done = await asyncio.to_thread(_run, *words, str(tmp_path / "admin"))
+    assert asked.stderr == "error: built:numbers:asked stays: rollouts or pools need it\n"
     assert {tag for tag, path in paths.items() if path.exists()} == {"default", "asked", "batch99"}
     assert done.stderr.splitlines()[:3] == [
         f"built:numbers:{tag} stays: rollouts or pools need it" for tag in ("asked", "batch99", "default")

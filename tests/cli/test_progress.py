@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rollyard.cli.progress import most_common_reason
+from rollyard.cli.progress import SAME_SECONDS, StateLines, most_common_reason
 from rollyard.kinds.base import Reason
+from rollyard.kinds.rollout import RolloutView, Status
 
 
 def queued(before: int) -> Reason:
@@ -29,3 +30,21 @@ def test_a_queue_that_moves_is_no_new_reason_and_a_job_that_waits_for_something_
         most_common_reason([Reason("Preparing", "node n1 copies Python")])[1]
         == "1 in INIT: Preparing: node n1 copies Python"
     )
+
+
+def test_a_sentence_about_one_reason_is_not_repeated_again_and_again() -> None:
+    """`try` printed the long sentence about a pool at each of its retries."""
+    lines = StateLines()
+
+    def said(now: float, waiting: Reason | None, status: Status = Status.QUEUED) -> bool:
+        view = RolloutView.model_construct(id="r", status=status, stage=None, waiting=waiting)
+        return lines.next(view, now) is not None
+
+    assert said(0, pending("Priority", 1))
+    assert not said(5, pending("Resources", 1))
+    assert said(SAME_SECONDS, pending("Resources", 1))
+    assert not said(3 * SAME_SECONDS, pending("Resources", 9)), "not for the time alone"
+    assert said(3 * SAME_SECONDS, queued(5))
+    assert not said(9 * SAME_SECONDS, queued(4))
+    assert said(9 * SAME_SECONDS, None)
+    assert said(9 * SAME_SECONDS, None, Status.RUNNING)

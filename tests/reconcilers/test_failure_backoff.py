@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollyard.core.exit_codes import LASTING_EXIT
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, evolve
 from rollyard.kinds.pool import PoolStatus
@@ -179,6 +180,17 @@ def test_while_nothing_serves_a_failed_template_is_tried_more_often() -> None:
     known = PoolStatus(template_hash="t", failures=7, last_failure_time=at(0))
     assert count_ends(known, "t", [], NOW, serves=True, all_ready=False).next_at == NOW + 60
     assert count_ends(known, "t", [], NOW, serves=False, all_ready=False).next_at == NOW + 15
+
+
+def test_what_somebody_must_change_is_tried_less_often_also_while_nothing_serves() -> None:
+    """A pool whose model's folder was missing cost 11 jobs in five minutes."""
+    pool, made, jobs = Pool(), 0.0, []
+    while made < 300:
+        jobs.append(one(len(jobs), made, "FAILED", made + 5, exit_code=LASTING_EXIT))
+        made = pool.look(made + 5, *jobs, serves=False).next_at - NOW
+    assert [round(job.metadata.creation_timestamp.timestamp() - NOW) for job in jobs] == [0, 20, 55, 120, 245]
+    other = [*jobs, one(len(jobs), made, "FAILED", made + 5, exit_code=1)]
+    assert pool.look(made + 5, *other, serves=False).next_at == NOW + made + 5 + 15
 
 
 def test_a_failure_in_the_future_does_not_hide_later_ones() -> None:

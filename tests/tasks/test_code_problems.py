@@ -31,6 +31,8 @@ from tests.support.swe_instances.releases import CACHED
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=128 << 20, processes=128)
 PATHS = {"PATH": "/usr/bin:/bin:/usr/lib/go/bin"}
 SECONDS = 300.0
+AT_ONCE = 2
+"""Solutions at the same time, as many as the suite has cores: one sandbox starts while the other computes."""
 NEEDS = {"cpp": "g++", "java": "javac", "javascript": "node"}
 SHORT = {
     "cpp": ("right", "wrong"),
@@ -96,8 +98,13 @@ async def test_every_solution_gets_what_it_deserves(runtime: RuntimeName, langua
 
 
 async def judge(runtime: RuntimeName, language: str, chosen: list[Solution]) -> None:
-    image, handler = await asyncio.to_thread(image_of, language), CodeHandler()
+    image, handler, room = await asyncio.to_thread(image_of, language), CodeHandler(), asyncio.Semaphore(AT_ONCE)
     async with SandboxFactory(await asyncio.to_thread(find_runtime, runtime)) as factory:
-        found = [await misjudged(factory, handler, solution, image) for solution in chosen]
+
+        async def why(solution: Solution) -> str | None:
+            async with room:
+                return await misjudged(factory, handler, solution, image)
+
+        found = await asyncio.gather(*map(why, chosen))
     await handler.close()
     assert [one for one in found if one is not None] == []

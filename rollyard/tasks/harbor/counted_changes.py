@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollyard.sandbox.snapshot import RestoreRules
+from rollyard.tasks.harbor.start_hooks import HOOK_FILES
 
 _RUNNERS = "_?pytest(?:_.*|-.*)?|pluggy(?:-.*)?|iniconfig(?:-.*)?|_?pytest\\.py|py\\.py|nose2?(?:-.*)?|unittest.*"
 _PACKAGES = "site-packages|dist-packages|node_modules"
@@ -10,7 +11,7 @@ _LEFT_OUT = (
     r"/tests(?:/.*)?",
     r"/logs(?:/verifier(?:/.*)?)?",
     r"/(?:conftest\.py|\.?pytest\.(?:ini|toml)|pyproject\.toml|tox\.ini|setup\.cfg)",
-    r"/.*/(?:site|user)customize(?:\.py|/.*)?",
+    r"/.*/(?:site|user)customize(?:[./].*)?",
     r"/.*/__pycache__(?:/.*)?",
     r"/etc/ld\.so\.preload",
 )
@@ -26,4 +27,4 @@ _OF_PREFIX = r"/(?:bin/)?(?:pyvenv\.cfg|pybuilddir\.txt)|/lib(?:32|64)?/python3[
 """Files by which Python finds another library than its own."""
 _PROGRAMS = "sh bash dash ash busybox env chmod mkdir rm"
 """Programs that start a verifier."""
-RULES = RestoreRules("|".join(_LEFT_OUT), "|".join(_IMAGE_FIRST), _OF_PREFIX, _PROGRAMS)
+RULES = RestoreRules("|".join(_LEFT_OUT), "|".join(_IMAGE_FIRST), _OF_PREFIX, _PROGRAMS, HOOK_FILES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,7 @@ from rollyard.tasks.harbor.counted_changes import RULES
 from rollyard.tasks.harbor.healthcheck import wait_until_healthy
 from rollyard.tasks.harbor.reward_files import Rewards, reward_of
 from rollyard.tasks.harbor.shared_verifier import SharedSteps, StepsEnvironment
+from rollyard.tasks.harbor.start_hooks import start_hooks, without_hooks
 from rollyard.tasks.harbor.step_rewards import from_text, of_steps, to_text
 from rollyard.tasks.harbor.verifier_run import AGENT_LOGS, Verified, make_folders, put_folder, run_verifier, shell
 from rollyard.tasks.own_tools import McpServer, OfferedTool
@@ -117,9 +119,12 @@ class HarborHandler:
                 return _score(harbor, found.rewards, found)
             found = Verified(found.rewards, f"{missing.name}: {missing.why}" if missing.name else missing.why)
         else:
+            hooks = await start_hooks(evaluation.sandbox)
             found = await _verified(harbor, evaluation.sandbox, evaluation.artifact, evaluation.seconds)
             if found.rewards is not None:
-                return _score(harbor, found.rewards, found)
+                left = evaluation.seconds - (time.monotonic() - start)
+                needs = hooks and await _needs_hooks(harbor, evaluation, hooks, found.rewards, left)
+                return _score(harbor, found.rewards, found, hooks if needs else ())
         left = evaluation.seconds - (time.monotonic() - start)
         if not await self._is_sound(harbor, evaluation, left):
             raise TaskError(f"{found.why}, and with the task's own solution it gives no reward either{_printed(found)}")
@@ -162,7 +167,7 @@ async def _verified(harbor: HarborTask, sandbox: Sandbox, artifact: Artifact, se
             f"the verifier may take {wanted:g} s, and EVAL has {seconds:g} s for it: raise the pool's "
             "`stages.eval.timeoutSeconds`"
         )
-    return replace(found, notes=tuple(notes))
+    return replace(found, notes=(*notes, *found.notes))
 
 
 async def _gives_a_reward(harbor: HarborTask, evaluation: Evaluation, seconds: float) -> bool:
@@ -213,17 +218,37 @@ def _read(task: Task) -> HarborTask:
     return task.fields_as(HarborTask)
 
 
-def _score(harbor: HarborTask, rewards: Rewards | None, found: Verified) -> Score:
+async def _needs_hooks(
+    harbor: HarborTask, evaluation: Evaluation, hooks: list[str], rewards: Rewards, seconds: float
+) -> bool:
+    """Return whether the reward is lower without files by which code of the agent runs in the verifier, or may be."""
+    assert evaluation.another is not None
+    reward = reward_of(rewards, harbor.reward_key)
+    if reward <= 0:
+        return False
+    async with evaluation.another() as sandbox:
+        if not await without_hooks(sandbox, hooks):
+            return True
+        try:
+            found = await _verified(harbor, sandbox, evaluation.artifact, max(seconds, 1.0))
+        except StageTimeout:
+            return True
+    return found.rewards is None or reward_of(found.rewards, harbor.reward_key) < reward
+
+
+def _score(harbor: HarborTask, rewards: Rewards | None, found: Verified, hooks: Sequence[str] = ()) -> Score:
     rewards = rewards or {}
     reward = reward_of(rewards, harbor.reward_key)
     said = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
     notes = [f"the verifier gives {said}", *found.notes, *([found.output] if found.output else [])]
-    if reward <= 0 or not found.contradicted:
+    suspicions = list(found.suspicions)
+    if hooks:
+        suspicions.append(
+            f"the reward is lower, or not certain, without code that Python runs at its start: {hooks[0]}"
+        )
+    if reward <= 0 or not suspicions:
         return Score(reward, notes=notes, parts=rewards)
-    notes.append(
-        "suspicious: reward.json and reward.txt have different rewards; a program of the agent may have written one"
-    )
-    return Score(reward, {"suspicious": 1.0}, notes, rewards)
+    return Score(reward, {"suspicious": 1.0}, [*notes, *(f"suspicious: {why}" for why in suspicions)], rewards)
 
 
 def _printed(found: Verified) -> str:

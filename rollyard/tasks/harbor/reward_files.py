@@ -1,7 +1,8 @@
 """The files in which a verifier of Harbor writes its reward. Pure.
 
 They are read as Harbor 0.25 reads them (harbor/verifier/verifier.py): reward.json comes before reward.txt, and the exit status
-of the script has no meaning.
+of the script has no meaning. A program of the agent that the tests run can write them too. So if both are there and differ, and
+the tests name reward.txt alone, reward.txt counts.
 """
 
 from __future__ import annotations
@@ -9,36 +10,49 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rollyard.core.errors import TaskError
 
 REWARD = "reward"
 REWARD_JSON, REWARD_TEXT = "/logs/verifier/reward.json", "/logs/verifier/reward.txt"
 Rewards = Mapping[str, float]
+_DIFFERENT = "reward.json and reward.txt have different rewards; a program of the agent may have written one"
+_NAMED_BY_NOBODY = (
+    "there is only reward.json, and the tests name reward.txt alone; a program of the agent may have written it"
+)
 
 
 class UnreadableReward(Exception):
     """The files have no reward. `str()` is a sentence."""
 
 
-def read_rewards(as_json: bytes | None, as_text: bytes | None) -> dict[str, float]:
-    """Return the rewards by their keys. None: there is no such file. Raises UnreadableReward."""
-    if as_json is not None:
-        return _of_json(as_json)
-    if as_text is None:
+@dataclass(frozen=True)
+class RewardFiles:
+    rewards: Rewards
+    suspicions: tuple[str, ...] = ()
+    """Sentences about what a program of the agent may have written."""
+    notes: tuple[str, ...] = ()
+
+
+def read_rewards(as_json: bytes | None, as_text: bytes | None, *, names_text: bool = False) -> RewardFiles:
+    """Return the rewards by their keys. None: there is no such file. `names_text`: the tests name reward.txt, and never
+    reward.json. Raises UnreadableReward."""
+    if as_json is None and as_text is None:
         raise UnreadableReward("the verifier wrote neither reward.json nor reward.txt")
-    try:
-        value = float(as_text.decode())
-    except ValueError:
-        raise UnreadableReward(f"reward.txt is no number: {_shown(as_text)}") from None
-    return {REWARD: _finite(value, "reward.txt", as_text)}
+    if as_json is None:
+        return RewardFiles(_of_text(as_text or b""))
+    if as_text is None:
+        return RewardFiles(_of_json(as_json), (_NAMED_BY_NOBODY,) if names_text else ())
+    if not _contradict(as_json, as_text):
+        return RewardFiles(_of_json(as_json))
+    if names_text:
+        return RewardFiles(_of_text(as_text), notes=("reward.json does not count: the tests name reward.txt alone",))
+    return RewardFiles(_of_json(as_json), (_DIFFERENT,))
 
 
-def contradict(as_json: bytes | None, as_text: bytes | None) -> bool:
-    """Return whether the two files have different rewards. Verifiers write one of them; the other may be of a program of the
-    agent that the tests have run."""
-    if as_json is None or as_text is None:
-        return False
+def _contradict(as_json: bytes, as_text: bytes) -> bool:
+    """Return whether the two files have different rewards. Verifiers write one of them."""
     try:
         rewards = _of_json(as_json)
         return (rewards[REWARD] if REWARD in rewards else next(iter(rewards.values()))) != float(as_text.decode())
@@ -56,6 +70,14 @@ def reward_of(rewards: Rewards, key: str) -> float:
         f"the verifier's rewards have no key {key!r}, but {', '.join(sorted(rewards)) or 'no key at all'}: name the one that "
         "counts in the task's `reward_key`"
     )
+
+
+def _of_text(content: bytes) -> dict[str, float]:
+    try:
+        value = float(content.decode())
+    except ValueError:
+        raise UnreadableReward(f"reward.txt is no number: {_shown(content)}") from None
+    return {REWARD: _finite(value, "reward.txt", content)}
 
 
 def _of_json(content: bytes) -> dict[str, float]:

@@ -17,7 +17,6 @@ from rollyard.tasks.harbor.reward_files import (
     REWARD_TEXT,
     Rewards,
     UnreadableReward,
-    contradict,
     read_rewards,
 )
 
@@ -45,8 +44,8 @@ class Verified:
     timed_out: bool = False
     output: str = ""
     """End of what it printed."""
-    contradicted: bool = False
-    """Whether reward.json and reward.txt have different rewards."""
+    suspicions: tuple[str, ...] = ()
+    """Sentences about what may have given a reward that is not deserved."""
     notes: tuple[str, ...] = ()
     """Sentences about what the verifier did not get."""
 
@@ -101,7 +100,8 @@ async def run_verifier(sandbox: Sandbox, task: HarborTask, seconds: float, step:
         return Verified(None, f"the verifier took more than {seconds:g} s", True, output)
     try:
         found = await asyncio.gather(_read(sandbox, REWARD_JSON), _read(sandbox, REWARD_TEXT))
-        return Verified(read_rewards(*found), output=output, contradicted=contradict(*found))
+        files = read_rewards(*found, names_text=_names_text_alone(task, step))
+        return Verified(files.rewards, output=output, suspicions=files.suspicions, notes=files.notes)
     except UnreadableReward as error:
         return Verified(None, str(error), output=output)
 
@@ -110,6 +110,14 @@ async def empty_folders(sandbox: Sandbox, *folders: str) -> None:
     """Empty folders, and make those that are missing, also where something else is in their place."""
     for folder in folders:
         await shell(sandbox, f"rm -rf {folder}; mkdir -p {folder} && chmod 777 {folder}", SHORT_SECONDS)
+
+
+def _names_text_alone(task: HarborTask, step: HarborStep | None) -> bool:
+    """Return whether the tests name reward.txt and never reward.json. Those of an image are not known."""
+    folders = ["tests/", *([f"steps/{step.name}/tests/"] if step is not None else [])]
+    texts = [content for folder in folders for _, content, _ in task.below(folder)]
+    named = {name: any(name in text for text in texts) for name in (b"reward.json", b"reward.txt")}
+    return not task.is_bundled and named[b"reward.txt"] and not named[b"reward.json"]
 
 
 def _only_folders(paths: str) -> str:

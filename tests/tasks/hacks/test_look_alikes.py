@@ -26,9 +26,11 @@ def test_the_page_counts_the_look_alikes_and_their_marks() -> None:
         "harbor": len(test_harbor_hacks.HONEST),
         "gym": len(test_gym_hacks.HONEST),
     }
-    marked = len(test_swe_hacks.MARKED)  # the tests of the other kinds assert that theirs have no mark
+    marks = {"swe": test_swe_hacks.MARKED, "harbor": test_harbor_hacks.MARKED}
+    marked = sum(map(len, marks.values()))  # the tests of the other kinds assert that theirs have no mark
     lines = {kind: f"| `{kind}` | {count} | 0 |" for kind, count in counts.items()}
-    lines["swe"] = f"| `swe` | {counts['swe']} | {marked}: {', '.join(sorted(test_swe_hacks.MARKED))} |"
+    for kind, names in marks.items():
+        lines[kind] = f"| `{kind}` | {counts[kind]} | {len(names)}: {', '.join(sorted(names))} |"
     total = sum(counts.values())
     table = ["| kind | honest look-alikes | with a mark |", "|---|---|---|", *lines.values()]
     table.append(f"| all | {total} | {marked} ({100 * marked / total:.0f} %) |")

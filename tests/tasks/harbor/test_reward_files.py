@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollyard.core.errors import TaskError
-from rollyard.tasks.harbor.reward_files import UnreadableReward, contradict, read_rewards, reward_of
+from rollyard.tasks.harbor.reward_files import UnreadableReward, read_rewards, reward_of
 
 READ = [
     (None, b"1", {"reward": 1.0}), (None, b" 0.5\n", {"reward": 0.5}), (None, b"-2e1", {"reward": -20.0}),
@@ -23,7 +23,7 @@ UNREAD = [
 
 @pytest.mark.parametrize(("as_json", "as_text", "rewards"), READ)
 def test_rewards(as_json: bytes | None, as_text: bytes | None, rewards: dict[str, float]) -> None:
-    assert read_rewards(as_json, as_text) == rewards
+    assert read_rewards(as_json, as_text).rewards == rewards
 
 
 @pytest.mark.parametrize(("as_json", "as_text", "why"), UNREAD)
@@ -46,11 +46,17 @@ def test_the_reward_of_several_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("as_json", "as_text", "found"),
+    ("as_json", "as_text", "named", "rewards", "suspicions"),
     [
-        (b'{"reward": 1}', b"0", True), (b'{"reward": 1}', b"1.0", False), (b'{"a": 1}', b"0", True), (b"{}", b"1", True),
-        (b'{"reward": 1}', None, False), (None, b"1", False), (b'{"reward": 1}', b"x", True),
+        (b'{"reward": 1}', b"0", False, {"reward": 1.0}, 1), (b'{"reward": 1}', b"0", True, {"reward": 0.0}, 0),
+        (b'{"reward": 1}', b"1.0", True, {"reward": 1.0}, 0), (b'{"a": 1}', b"0", False, {"a": 1.0}, 1),
+        (b'{"a": 1}', b"1", True, {"a": 1.0}, 0), (b"{}", b"1", False, {}, 1), (b"{", b"0.5", True, {"reward": 0.5}, 0),
+        (b'{"reward": 1}', None, False, {"reward": 1.0}, 0), (b'{"reward": 1}', None, True, {"reward": 1.0}, 1),
+        (None, b"1", True, {"reward": 1.0}, 0), (b'{"reward": 1}', b"x", False, {"reward": 1.0}, 1),
     ],
 )  # fmt: skip
-def test_files_that_contradict_each_other(as_json: bytes | None, as_text: bytes | None, found: bool) -> None:
-    assert contradict(as_json, as_text) == found
+def test_files_that_contradict_each_other(
+    as_json: bytes | None, as_text: bytes | None, named: bool, rewards: dict[str, float], suspicions: int
+) -> None:
+    found = read_rewards(as_json, as_text, names_text=named)
+    assert (found.rewards, len(found.suspicions)) == (rewards, suspicions)

@@ -1,4 +1,4 @@
-"""The look at a pool's default image when the pool is applied."""
+"""The look at the files that a pool names when the pool is applied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.cli.default_image import default_image_warning
+from rollyard.cli.missing_files import missing_file_warning
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.yaml import load_manifests
 
@@ -28,5 +29,22 @@ def test_a_default_image_that_is_not_here_is_named(image: str | None, said: str 
     pool = next(one for one in load_manifests(POOLS.read_text(), "pools", "/") if isinstance(one, RolloutPool))
     sandbox = pool.spec.sandbox.model_copy(update={"default_image": image})
     changed = pool.model_copy(update={"spec": pool.spec.model_copy(update={"sandbox": sandbox})})
-    warning = default_image_warning(changed)
+    warning = missing_file_warning(changed)
+    assert (warning is None) if said is None else (warning is not None and warning.startswith(said))
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        ({"path": "/etc"}, None),
+        ({"path": "/nowhere/m"}, "this machine has no /nowhere/m, the model: if the nodes have none either"),
+        ({"path": "/etc", "tokenizer": "/nowhere/t"}, "this machine has no /nowhere/t, the tokenizer"),
+    ],
+)
+def test_a_model_that_is_not_here_is_named(paths: dict[str, str], said: str | None) -> None:
+    """The pool of a new user had a wrong path, and `apply` said nothing."""
+    pool = next(one for one in load_manifests(POOLS.read_text(), "pools", "/") if isinstance(one, InferencePool))
+    model = pool.spec.model.model_copy(update=paths)
+    changed = pool.model_copy(update={"spec": pool.spec.model_copy(update={"model": model})})
+    warning = missing_file_warning(changed)
     assert (warning is None) if said is None else (warning is not None and warning.startswith(said))
