@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from aiohttp import web
 
@@ -11,6 +10,7 @@ from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import distinct_tokens
 from rollyard.core.errors import NotFound
+from rollyard.gateway.token_texts import token_texts
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.store.base import RolloutRecord
@@ -29,22 +29,9 @@ async def _tokens(request: web.Request) -> web.Response:
     if not record.status.terminal:
         raise NotFound(f"rollout {id!r} has no tokens yet: it has not ended")
     folder = await _tokenizer(services, record)
-    template = await services.sessions.templates.get(folder)
     ids = await distinct_tokens(services, record)
-
-    def made() -> dict[str, Any]:
-        texts: dict[int, str] = {}
-        parts: dict[int, str] = {}
-        for token in ids:
-            found = template.token_bytes.of(token)
-            try:
-                if found is not None:
-                    texts[token] = found.decode()
-            except UnicodeDecodeError:
-                parts[token] = found.hex() if found is not None else ""
-        return {"tokenizer": folder, "texts": texts, "bytes": parts}
-
-    return web.json_response(await asyncio.to_thread(made))
+    found = await asyncio.to_thread(token_texts, folder, ids)
+    return web.json_response({"tokenizer": folder, "texts": found.texts, "bytes": found.parts})
 
 
 async def _tokenizer(services: Services, record: RolloutRecord) -> str:

@@ -17,7 +17,7 @@ const QUIET = new Set(['Suspended', 'Deleting', 'Updating']);
 export function toneOfCondition(condition) {
   if (condition.status === 'Unknown') return 'none';
   const main = condition.type === 'Ready' || condition.type === 'Updated';
-  if (!main && !TROUBLE[condition.type]) return 'none';
+  if (!main && !TROUBLE[condition.type]) return 'wait';
   if (main ? condition.status === 'True' : TROUBLE[condition.type] !== condition.status) return 'good';
   if (QUIET.has(condition.reason)) return 'wait';
   if (main && /^(Waiting|Loading|Weights)/.test(condition.reason)) return 'wait';

@@ -8,8 +8,8 @@ import { partsOf } from './turn_text.js';
 import { visible } from './visible_text.js';
 import { html, useEffect, useLayoutEffect, useState } from './view.js';
 
-const FIRST = 40;
-const MORE = 100;
+const FIRST = 15;
+const MORE = 20;
 
 /** @param {{t: import('./columns.js').Trajectory, turn?: number, linkTo: (turn: number, view?: string) => string}} props */
 export function Conversation({ t, turn, linkTo }) {

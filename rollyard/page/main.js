@@ -1,18 +1,28 @@
 /** The page: head, navigation, state of the connection, and the view that the address names. */
 
+import { Allocations } from './allocations.js';
+import { Batches } from './batches.js';
+import { Evaluations } from './evaluations.js';
 import { timeOfDay } from './format.js';
 import { Group } from './group.js';
 import { follow, namespaces, useLive } from './live.js';
 import { Overview } from './overview.js';
+import { Pools } from './pools.js';
 import { Rollout } from './rollout.js';
 import { Rollouts } from './rollouts.js';
 import { go, link, namespaceOf, ns, useRoute } from './route.js';
+import { Servers } from './servers.js';
 import { html, render, useEffect, useRef } from './view.js';
 
 /** First word of an address -> title, view, and whether it is in the navigation.
  * @type {Record<string, [string, (props: {route: import('./route.js').Route}) => unknown, boolean]>} */
 const VIEWS = {
   overview: ['Overview', Overview, true],
+  pools: ['Pools', Pools, true],
+  allocations: ['Allocations', Allocations, true],
+  servers: ['Model servers', Servers, true],
+  batches: ['Batches', Batches, true],
+  evaluations: ['Evaluations', Evaluations, true],
   rollouts: ['Rollouts', (props) => (props.route.path.length > 1 ? html`<${Rollout} ...${props} />` : html`<${Rollouts} ...${props} />`), true],
   groups: ['Group', Group, false],
 };
@@ -26,6 +36,7 @@ function App() {
   const main = useRef(/** @type {HTMLElement | null} */ (null));
   const address = route.path.join('/');
   const first = useRef(true);
+  useEffect(() => { document.querySelector('header a[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'center' }); }, [word]);
   useEffect(() => {
     document.title = `${place ? `${place} · ` : ''}${title} · Rollyard`;
     if (!first.current && !route.query.turn) {

@@ -4,15 +4,12 @@ import { breakText } from './conversation.js';
 import { count } from './format.js';
 import { usePoll } from './poll.js';
 import { rolloutPath, url } from './api.js';
+import { ROW, TokenPaper } from './token_paper.js';
 import { rowOf, tokenRows, tokenShape, tokenTexts } from './token_rows.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './view.js';
 
-const ROW = 22; // pixels; the style sheet has the same number
-const SPARE = 12; // rows drawn beyond the edges
 const COLOURS = { mask: 'sampled or not', logprob: 'probability', version: 'weights version' };
 
-/** @param {number} logprob */
-const levelOf = (logprob) => { const p = Math.exp(logprob); return p >= 0.9 ? 0 : p >= 0.5 ? 1 : p >= 0.1 ? 2 : p >= 0.01 ? 3 : 4; };
 const LEVELS = ['90 % or more', '50 to 90 %', '10 to 50 %', '1 to 10 %', 'less than 1 %'];
 
 /** @param {{t: import('./columns.js').Trajectory, namespace: string, turn?: number, colour: string, linkTo: (turn: number, view?: string, colour?: string) => string}} props */
@@ -40,7 +37,6 @@ function Legend({ by, versions }) {
 function Grid({ t, known, by, turn, linkTo }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [width, setWidth] = useState(0);
-  const [top, setTop] = useState(0);
   const [chosen, setChosen] = useState(-1);
   const texts = useMemo(() => tokenTexts(t.ids, known), [t, known]);
   const rows = useMemo(() => (width ? tokenRows(texts, width, t.segments) : [0, 0]), [texts, width, t]);
@@ -85,28 +81,23 @@ function Grid({ t, known, by, turn, linkTo }) {
   };
   /** @param {any} event */
   const point = (event) => { if (event.target.dataset?.i) setChosen(Number(event.target.dataset.i)); };
-  const tall = box.current?.clientHeight ?? 600;
-  const first = Math.max(0, Math.floor(top / ROW) - SPARE);
-  const last = Math.min(rows.length - 1, Math.ceil((top + tall) / ROW) + SPARE);
-  const drawn = [];
-  for (let r = first; r < last; r += 1) drawn.push(html`<${Row} key=${r} r=${r} rows=${rows} texts=${texts} t=${t} by=${by} chosen=${chosen >= rows[r] && chosen < rows[r + 1] ? chosen : -1} />`);
+  const paper = useMemo(() => new TokenPaper(t, texts, rows, by), [t, texts, rows, by]);
+  useLayoutEffect(() => {
+    const element = /** @type {HTMLElement} */ (box.current);
+    const all = /** @type {HTMLElement} */ (element.querySelector('.all'));
+    const draw = () => paper.draw(all, element.scrollTop, element.clientHeight);
+    all.replaceChildren();
+    draw();
+    element.addEventListener('scroll', draw, { passive: true });
+    return () => element.removeEventListener('scroll', draw);
+  }, [paper]);
+  useEffect(() => paper.choose(chosen), [paper, chosen]);
   return html`<div class="tokens" ref=${box} tabindex="0" role="application" aria-label="Tokens. Arrow keys move from token to token; the line below describes the token."
-      onScroll=${(/** @type {any} */ e) => setTop(Math.floor(e.target.scrollTop / ROW) * ROW)} onKeyDown=${key} onClick=${point} onMouseOver=${point}>
+      onKeyDown=${key} onClick=${point} onMouseOver=${point}>
       <span class="probe" aria-hidden="true">00000000000000000000</span>
-      <div class="all" style=${{ height: `${(rows.length - 1) * ROW}px` }}>${drawn}</div>
+      <div class="all" style=${{ height: `${(rows.length - 1) * ROW}px` }}></div>
     </div>
     <p class="token-line" role="status" aria-live="polite">${chosen >= 0 ? describe(t, texts, chosen, turnAt(chosen), linkTo) : `${count(texts.length)} tokens. Point at one, or move with the arrow keys.`}</p>`;
-}
-
-/** @param {{r: number, rows: number[], texts: string[], t: import('./columns.js').Trajectory, by: string, chosen: number}} props */
-function Row({ r, rows, texts, t, by, chosen }) {
-  const found = [];
-  for (let i = rows[r]; i < rows[r + 1]; i += 1) {
-    const kind = !t.mask[i] ? 'given' : by === 'mask' ? 'sampled' : by === 'logprob' ? `p${levelOf(t.logprobs[i])}` : `v${t.version[i] % 6}`;
-    found.push(html`<span key=${i} data-i=${i} class=${`tok ${kind}${i === chosen ? ' chosen' : ''}`}>${tokenShape(texts[i])}</span>`);
-  }
-  const begins = t.segments.some((s, i) => i > 0 && s.start === rows[r]);
-  return html`<div class=${begins ? 'row begins' : 'row'} style=${{ top: `${r * ROW}px` }}><span class="number" aria-hidden="true">${rows[r]}</span>${found}</div>`;
 }
 
 /** @param {any[]} turns @returns {(token: number) => number} number of the turn that sampled a token; 0: none */

@@ -94,8 +94,8 @@ class ExternalSessions:
         self._ended: dict[str, str] = {}
         """Id of a removed session -> reason of the removal. Only the latest removals are kept."""
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
-        self.templates = TemplateCache(self._threads)
-        self.template_proven = self.templates.proven
+        self._templates = TemplateCache(self._threads)
+        self.template_proven = self._templates.proven
         """Signal: a template's tool calls were tried out for the first time."""
         self._byte_budget = ByteBudget(MAX_BODIES)
         self._unmet_demand = UnmetDemand(MAX_OPEN)
@@ -138,8 +138,8 @@ class ExternalSessions:
         endpoint, template, folder = self._pick_endpoint(id, pool, request), None, ""
         while template is None or endpoint.tokenizer != folder:
             folder = endpoint.tokenizer
-            template = await self.templates.get(folder)
-            proof = await self.templates.proof(folder, request.tool_parser or endpoint.tool_parser)
+            template = await self._templates.get(folder)
+            proof = await self._templates.proof(folder, request.tool_parser or endpoint.tool_parser)
             if (there := self._existing(id, pool, request)) is not None:  # another request has opened it meanwhile
                 await self._store.add(there.stored)
                 return there, False
@@ -251,8 +251,8 @@ class ExternalSessions:
 
     async def _rebuild(self, found: ExternalSession) -> LiveSession:
         stored = found.stored
-        template = await self.templates.get(stored.tokenizer)
-        proof = await self.templates.proof(stored.tokenizer, found.request.tool_parser)
+        template = await self._templates.get(stored.tokenizer)
+        proof = await self._templates.proof(stored.tokenizer, found.request.tool_parser)
         calls = await self._store.calls(found.instance)
         # Only the id of the endpoint is known. The first call chooses: this endpoint if it is ready, else another.
         endpoint = Endpoint(
@@ -326,7 +326,7 @@ class ExternalSessions:
         with contextlib.suppress(Unavailable):
             self._next_idle_note = 0.0
             await self._note()
-        self.templates.close()
+        self._templates.close()
         await self._http.close()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 

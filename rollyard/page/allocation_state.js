@@ -1,0 +1,79 @@
+/** The state of an allocation in one word, from its object or from its entry among the ended ones. */
+
+import { unix } from './format.js';
+
+/** @typedef {'pending' | 'starting' | 'running' | 'draining' | 'ended' | 'failed'} State */
+/**
+ * @typedef {object} Span one allocation on the axis of time; times in Unix seconds
+ * @property {string} namespace
+ * @property {string} name
+ * @property {string} pool
+ * @property {string} poolKind
+ * @property {State} state
+ * @property {number | undefined} submitted
+ * @property {number | undefined} started undefined: it has not started
+ * @property {number | undefined} ready
+ * @property {number | undefined} ended undefined: it lives
+ * @property {number | undefined} walltimeEnd
+ * @property {number | undefined} expectedStart Slurm's estimate
+ * @property {string} node
+ * @property {string} job
+ * @property {string} jobState Slurm's word
+ * @property {string} reason Slurm's or our reason, as it came
+ * @property {string | undefined} successorOf
+ * @property {number | undefined} exitCode
+ */
+
+const ENDED = new Set(['COMPLETED', 'FAILED', 'TIMEOUT', 'CANCELLED', 'NODE_FAIL', 'PREEMPTED', 'OUT_OF_MEMORY', 'BOOT_FAIL', 'DEADLINE', 'REVOKED', 'GONE', 'LAUNCH_FAILED', 'RECONFIG_FAIL']);
+const QUIET_ENDS = new Set(['COMPLETED', 'CANCELLED']);
+
+/** @param {any} a an Allocation @returns {Span} */
+export function spanOf(a) {
+  const s = a.status ?? {};
+  const jobState = s.jobState ?? '';
+  const ended = ENDED.has(jobState);
+  const began = jobState !== '' && jobState !== 'PENDING' && Boolean(s.node);
+  const end = unix(s.endTime);
+  return {
+    namespace: a.metadata.namespace,
+    name: a.metadata.name,
+    pool: a.spec.pool.name,
+    poolKind: a.spec.pool.kind,
+    state: ended ? (QUIET_ENDS.has(jobState) ? 'ended' : 'failed') : !began ? 'pending' : a.spec.drain ? 'draining' : s.ready || unix(s.readyAt) ? 'running' : 'starting',
+    submitted: unix(s.intendedAt) ?? unix(a.metadata.creationTimestamp),
+    started: began ? unix(s.startTime) : undefined,
+    ready: unix(s.readyAt),
+    ended: ended ? end ?? Date.now() / 1000 : undefined,
+    walltimeEnd: ended || !began ? undefined : end,
+    expectedStart: began ? undefined : unix(s.startTime),
+    node: s.node ?? '',
+    job: s.jobId ?? '',
+    jobState,
+    reason: s.reason ?? '',
+    successorOf: a.spec.successorOf,
+    exitCode: s.exitCode,
+  };
+}
+
+/** @param {any} e an entry of /v1/allocations/history @returns {Span} */
+export function spanOfEnded(e) {
+  return {
+    namespace: e.namespace, name: e.name, pool: e.pool, poolKind: e.pool_kind, state: QUIET_ENDS.has(e.job_state) ? 'ended' : 'failed',
+    submitted: e.submitted_at ?? undefined, started: e.started_at ?? undefined, ready: e.ready_at ?? undefined, ended: e.ended_at,
+    walltimeEnd: undefined, expectedStart: undefined, node: e.node, job: e.job_id, jobState: e.job_state, reason: e.reason,
+    successorOf: e.successor_of ?? undefined, exitCode: e.exit_code ?? undefined,
+  };
+}
+
+/** The time at which a successor should be ready, by the pool's spec; undefined where there is no walltime.
+ * @param {Span} span @param {any} pool */
+export function successorDue(span, pool) {
+  if (!pool || span.walltimeEnd === undefined || span.started === undefined || span.state === 'draining') return undefined;
+  const stages = pool.spec.stages ?? {};
+  const budget = ['init', 'run', 'eval'].reduce((n, s) => n + (stages[s]?.timeoutSeconds ?? 0), 0);
+  const wanted = pool.spec.renewal?.beforeExpirySeconds ?? (pool.kind === 'RolloutPool' ? budget + 30 : 900);
+  return span.walltimeEnd - Math.min(wanted, (span.walltimeEnd - span.started) / 2);
+}
+
+/** @type {Record<State, import('./mark.js').Tone>} */
+export const STATE_TONES = { pending: 'wait', starting: 'work', running: 'good', draining: 'warn', ended: 'none', failed: 'bad' };

@@ -1,0 +1,32 @@
+/** Allocations as a table: times, nodes, and Slurm's own words. */
+
+import { spanOf, STATE_TONES } from './allocation_state.js';
+import { UNKNOWN } from './format.js';
+import { Mark } from './mark.js';
+import { link, ns } from './route.js';
+import { Table } from './table.js';
+import { Time } from './time.js';
+import { visible } from './visible_text.js';
+import { html } from './view.js';
+
+/** @param {{allocations: any[], empty: string}} props */
+export function AllocationTable({ allocations, empty }) {
+  return html`<${SpanTable} spans=${allocations.map(spanOf)} empty=${empty} />`;
+}
+
+/** @typedef {import('./allocation_state.js').Span} Span */
+
+/** @param {{spans: Span[], empty: string}} props */
+export function SpanTable({ spans, empty }) {
+  return html`<${Table} caption="Allocations" rows=${spans} keyOf=${(/** @type {Span} */ s) => `${s.name}/${s.job}`} empty=${empty} columns=${[
+    { head: 'Allocation', main: true, cell: (/** @type {Span} */ s) => html`<a href=${link(['allocations', s.name], { ns: ns(s.namespace) })}>${s.name}</a>` },
+    { head: 'State', cell: (/** @type {Span} */ s) => html`<${Mark} tone=${STATE_TONES[s.state]} word=${s.state} />` },
+    { head: 'Job', figure: true, cell: (/** @type {Span} */ s) => s.job || UNKNOWN },
+    { head: 'Slurm says', cell: (/** @type {Span} */ s) => s.jobState || UNKNOWN },
+    { head: 'Node', cell: (/** @type {Span} */ s) => s.node || UNKNOWN },
+    { head: 'Submitted', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.submitted} />` },
+    { head: 'Started', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.started} />` },
+    { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.ended ?? s.walltimeEnd} />` },
+    { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${visible(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
+  ]} />`;
+}

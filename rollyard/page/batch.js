@@ -1,0 +1,43 @@
+/** One batch: how it stands, its training steps, its rollouts, its hardest tasks. */
+
+import { url } from './api.js';
+import { StepCharts, useSteps } from './batch_steps.js';
+import { count, decimal, duration, percent, share, UNKNOWN } from './format.js';
+import { HardTasks } from './hard_tasks.js';
+import { Loaded } from './loaded.js';
+import { Mark } from './mark.js';
+import { usePoll } from './poll.js';
+import { link, namespaceOf, ns } from './route.js';
+import { Facts } from './table.js';
+import { Time } from './time.js';
+import { visible } from './visible_text.js';
+import { html } from './view.js';
+
+/** @param {{route: import('./route.js').Route}} props */
+export function Batch({ route }) {
+  const [namespace, id] = [namespaceOf(route), route.path[1]];
+  const answer = usePoll(url(`/v1/batches/${encodeURIComponent(id)}`, { namespace }), 4);
+  const steps = useSteps(namespace, id);
+  return html`<h1><span class="kind">Batch</span> ${id}</h1>
+    <${Loaded} of=${answer} what="batch">${(/** @type {any} */ b) => html`<${Head} b=${b} namespace=${namespace} />`}<//>
+    <${StepCharts} answers=${[{ name: id, answer: steps }]} />
+    <${HardTasks} namespace=${namespace} batch=${id} />`;
+}
+
+/** @param {{b: any, namespace: string}} props */
+function Head({ b, namespace }) {
+  return html`<${Facts} pairs=${[
+    ['Status', html`<${Mark} word=${b.status} />`],
+    ['Pool', html`<a href=${link(['pools', 'RolloutPool', b.pool], { ns: ns(namespace) })}>${b.pool}</a>`],
+    ['Series', b.series], ['Dataset', b.dataset ?? 'tasks of its own'], ['Rollouts in a group', count(b.n)],
+    ['Delivered', `${count(b.delivered)}${b.target === null ? ', a stream' : ` of ${count(b.target)}`}`], ['Used by the trainer', count(b.acknowledged)],
+    ['Drawn', count(b.drawn)], ['In flight', count(b.in_flight)], ['Carried in', count(b.carried_in)], ['Passed over', count(b.passed_over)],
+    ['Held back', html`${count(b.filtered.all_low)} all low, ${count(b.filtered.all_high)} all high, ${count(b.filtered.other)} other`], ['Faulty', count(b.faulty)],
+    ['Informative', percent(b.informative_rate)],
+    ['Wasted tokens', `${count(b.wasted_tokens)} (${percent(share(b.wasted_tokens, b.wasted_tokens + b.delivered_tokens))})`],
+    ['Staleness', decimal(b.staleness_mean)], ['Time to target', duration(b.seconds_to_target)],
+    ['Bias', b.bias.seconds === null ? UNKNOWN : `tokens ${decimal(b.bias.tokens)}, turns ${decimal(b.bias.turns)}, seconds ${decimal(b.bias.seconds)}`],
+    ['Created', html`<${Time} at=${b.created_at} />`], ['Ended', html`<${Time} at=${b.ended_at} />`],
+  ]} />
+  ${b.waiting && html`<p class="problem">${visible(b.waiting)}</p>`}`;
+}

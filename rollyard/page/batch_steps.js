@@ -1,0 +1,56 @@
+/** Training steps of batches as charts: rewards with their spread, what was held back, staleness, lengths. */
+
+import { url } from './api.js';
+import { Chart } from './chart.js';
+import { count, decimal, duration, known, percent } from './format.js';
+import { Loaded } from './loaded.js';
+import { usePoll } from './poll.js';
+import { html } from './view.js';
+
+const REFRESH_SECONDS = 10;
+
+/** @param {string} namespace @param {string} id */
+export function useSteps(namespace, id) {
+  return usePoll(url(`/v1/history/batches/${encodeURIComponent(id)}`, { namespace }), REFRESH_SECONDS);
+}
+
+/** @param {{answers: {name: string, answer: import('./poll.js').Answer}[]}} props */
+export function StepCharts({ answers }) {
+  const read = answers.filter((a) => a.answer.data);
+  return html`<section aria-labelledby="steps"><h2 id="steps">Over training steps</h2>
+    ${answers.map((a) => (a.answer.data && !a.answer.error ? null : html`<${Loaded} key=${a.name} of=${a.answer} what=${`history of batch ${a.name}`}>${() => null}<//>`))}
+    ${read.length > 0 && (read.every((a) => !a.answer.data.steps.length) ? html`<p class="empty">No group has a verdict yet. The first training step appears with the first group that ended.</p>` : html`<div class="charts">${charts(read)}</div>`)}</section>`;
+}
+
+/** @param {{name: string, answer: import('./poll.js').Answer}[]} read */
+function charts(read) {
+  const x = [...new Set(read.flatMap((a) => a.answer.data.steps.map((/** @type {any} */ s) => s.step)))].sort((a, b) => a - b);
+  const by = read.map((a) => new Map(a.answer.data.steps.map((/** @type {any} */ s) => [s.step, s])));
+  /** @param {number} i @param {(step: any) => number | null | undefined} of */
+  const values = (i, of) => x.map((step) => { const s = by[i].get(step); return s === undefined ? null : of(s); });
+  const alone = read.length === 1;
+  /** @param {string} title @param {Record<string, (s: any) => number | null | undefined>} lines @param {(v: any) => string} [format] @param {number} [most] */
+  const chart = (title, lines, format = (v) => decimal(v), most = undefined) => html`<${Chart} key=${title} title=${title} x=${x} format=${format} most=${most}
+    series=${read.flatMap((a, i) => Object.entries(lines).map(([name, of]) => ({ name: alone ? name : Object.keys(lines).length > 1 ? `${a.name} ${name}` : a.name, y: values(i, of) })))} />`;
+  // The server keeps no least and greatest reward of a step. The band never leaves the rewards' usual range 0 to 1, if the means keep to it.
+  const means = read.flatMap((a) => a.answer.data.steps.map((/** @type {any} */ s) => s.reward_mean)).filter(known);
+  const usual = means.every((/** @type {number} */ m) => m >= 0 && m <= 1);
+  /** @param {any} s @param {number} sign */
+  const spread = (s, sign) => {
+    if (!known(s.reward_mean) || !known(s.reward_std)) return null;
+    const at = s.reward_mean + sign * s.reward_std;
+    return usual ? Math.min(Math.max(at, 0), 1) : at;
+  };
+  return [
+    html`<${Chart} key="reward" title="Reward of delivered groups" x=${x} series=${read.map((a, i) => ({ name: alone ? 'mean, and one standard deviation' : a.name, y: values(i, (s) => s.reward_mean), low: values(i, (s) => spread(s, -1)), high: values(i, (s) => spread(s, 1)) }))} />`,
+    chart('Reward of all judged groups', { mean: (s) => s.judged_reward_mean }),
+    chart('Informative share of groups', { share: (s) => s.informative_share }, percent, 1),
+    ...(alone ? [chart('Groups', { delivered: (s) => s.groups, 'all low': (s) => s.all_low, 'all high': (s) => s.all_high, other: (s) => s.other, faulty: (s) => s.faulty }, count)] : [chart('Groups held back', { '': (s) => s.all_low + s.all_high + s.other + s.faulty }, count)]),
+    chart('Wasted tokens', { tokens: (s) => s.wasted_tokens }, count),
+    chart('Staleness in training steps', alone ? { mean: (s) => s.staleness_mean, greatest: (s) => s.staleness_max } : { mean: (s) => s.staleness_mean }),
+    chart('Spread within a group', { 'standard deviation': (s) => s.group_reward_std }),
+    chart('Sampled tokens of a rollout', { mean: (s) => s.tokens_mean }, count),
+    chart('Turns and tool calls of a rollout', alone ? { turns: (s) => s.turns_mean, 'tool calls': (s) => s.tool_calls_mean } : { turns: (s) => s.turns_mean }),
+    chart('Time of a rollout', { mean: (s) => s.seconds_mean }, duration),
+  ];
+}

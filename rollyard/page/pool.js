@@ -1,0 +1,99 @@
+/** One pool: size, conditions, stages, decisions, allocations, images, weights, events, spec. */
+
+import { OBJECTS } from './api.js';
+import { AllocationTable } from './allocation_table.js';
+import { Conditions, PoolMark } from './conditions.js';
+import { Events, newest } from './events.js';
+import { count, decimal, duration, UNKNOWN, unix } from './format.js';
+import { live, object, objects } from './live.js';
+import { Loaded } from './loaded.js';
+import { usePoll } from './poll.js';
+import { PoolHistory } from './pool_history.js';
+import { link, namespaceOf, ns } from './route.js';
+import { Facts, Table } from './table.js';
+import { TextBlock } from './text_block.js';
+import { Time } from './time.js';
+import { visible } from './visible_text.js';
+import { html } from './view.js';
+
+/** @param {{route: import('./route.js').Route}} props */
+export function Pool({ route }) {
+  const [namespace, kind, name] = [namespaceOf(route), route.path[1], route.path[2]];
+  const pool = live.kinds[kind] && object(kind, namespace, name);
+  const top = usePoll(pool ? `${OBJECTS}/namespaces/${encodeURIComponent(namespace)}/top` : null, 4);
+  if (!pool) {
+    return html`<h1><span class="kind">Pool</span> ${name}</h1><p class="empty">${live.listed ? `There is no ${kind} ${name} in the namespace ${namespace}. It was deleted, or the address is wrong.` : 'Reading the pools …'}</p>`;
+  }
+  const owned = objects('Allocation', namespace).filter((a) => a.spec.pool.uid === pool.metadata.uid);
+  const about = new Set([pool.metadata.uid, ...owned.map((a) => a.metadata.uid)]);
+  const now = top.data?.[kind === 'RolloutPool' ? 'rolloutPools' : 'inferencePools']?.find((/** @type {any} */ p) => p.name === name);
+  const status = pool.status ?? {};
+  const size = status.replicas ?? {};
+  return html`<h1><span class="kind">${kind}</span> ${name}</h1>
+    <${Facts} pairs=${[
+      ['State', html`<${PoolMark} pool=${pool} />`],
+      ...['desired', 'requested', 'observed', 'ready', 'updated'].map((w) => [w[0].toUpperCase() + w.slice(1), count(size[w])]),
+      ['Created', html`<${Time} at=${pool.metadata.creationTimestamp} />`],
+      ['From submit to ready', duration(status.startupSeconds)],
+      ['GPU-hours', status.gpuLedger?.past || Object.keys(status.gpuLedger?.spells ?? {}).length ? `${decimal(gpuHours(status.gpuLedger))}${pool.spec.maxGpuHours ? ` of ${pool.spec.maxGpuHours}` : ''}` : 'no GPU'],
+      ...(kind === 'RolloutPool' ? roles(pool, namespace) : [['Model servers', html`<a href=${link(['servers', name], { ns: ns(namespace) })}>${(status.endpoints ?? []).length}</a>`]]),
+    ]} />
+    <section><h2>Conditions</h2><${Conditions} conditions=${status.conditions ?? []} /></section>
+    ${kind === 'RolloutPool' && html`<${Stages} pool=${pool} now=${now} error=${top.error} />`}
+    <${PoolHistory} pool=${pool} route=${route} />
+    <${Decisions} pool=${pool} />
+    <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} empty="The pool has no allocation now." /></section>
+    ${kind === 'RolloutPool' && html`<${Images} pool=${pool} />`}
+    <section><h2>Events</h2><${Events} events=${newest((e) => about.has(e.involvedObject.uid), 30)} /></section>
+    <section><h2>Spec</h2><${TextBlock} text=${JSON.stringify(pool.spec, null, 2)} label="Spec" kind="code" /></section>`;
+}
+
+/** @param {any} ledger GPU-seconds of past allocations, and of those that exist */
+function gpuHours(ledger) {
+  const now = Date.now() / 1000;
+  const spells = Object.values(ledger.spells ?? {}).map((s) => s.gpus * Math.max(0, Math.min(unix(s.end) ?? now, now) - (unix(s.start) ?? now)));
+  return (spells.reduce((a, b) => a + b, ledger.past ?? 0)) / 3600;
+}
+
+/** @param {any} pool @param {string} namespace @returns {[string, unknown][]} */
+function roles(pool, namespace) {
+  return Object.entries(pool.spec.inference ?? {}).map(([role, name]) => [`Role ${role}`, html`<a href=${link(['pools', 'InferencePool', name], { ns: ns(namespace) })}>${name}</a>`]);
+}
+
+/** @param {{pool: any, now: any, error: any}} props */
+function Stages({ pool, now, error }) {
+  const rows = ['INIT', 'RUN', 'EVAL'].map((stage) => ({ stage, spec: pool.spec.stages?.[stage.toLowerCase()], ...(now?.stages?.[stage] ?? {}) }));
+  const boxes = now?.sandboxes;
+  return html`<section><h2>Stages</h2>${error && html`<p class="problem">The present load is not known: ${error.message}</p>`}
+    <${Table} caption="Stages" rows=${rows} keyOf=${(/** @type {any} */ r) => r.stage} columns=${[
+      { head: 'Stage', main: true, cell: (/** @type {any} */ r) => r.stage },
+      { head: 'Queued', figure: true, cell: (/** @type {any} */ r) => count(r.queued) },
+      { head: 'In flight', figure: true, cell: (/** @type {any} */ r) => count(r.inFlight) },
+      { head: 'Width', figure: true, title: 'stage workers of all ready allocations', cell: (/** @type {any} */ r) => count(r.width) },
+      { head: 'Wait for a worker', figure: true, cell: (/** @type {any} */ r) => (r.width === undefined ? UNKNOWN : count(Math.max(0, r.inFlight - r.width))) },
+      { head: 'Workers of an allocation', cell: (/** @type {any} */ r) => `${r.spec?.workers?.min ?? UNKNOWN} to ${r.spec?.workers?.max ?? UNKNOWN}` },
+      { head: 'Time budget', figure: true, cell: (/** @type {any} */ r) => duration(r.spec?.timeoutSeconds) },
+    ]} />
+    ${boxes && html`<p class="dim">Sandboxes since the node agents began: ${count(boxes.ready)} warm now; rollouts got ${count(boxes.warm)} warm and ${count(boxes.cold)} cold; ${count(boxes.unused)} warm ones ended unused; ${count(boxes.kept)} of failed attempts are kept.</p>`}</section>`;
+}
+
+/** @param {{pool: any}} props */
+function Decisions({ pool }) {
+  const rows = [...(pool.status?.decisions ?? [])].reverse().map((d, i) => ({ ...d, i }));
+  return html`<section><h2>Scaling decisions</h2><${Table} caption="Scaling decisions, newest first" rows=${rows} keyOf=${(/** @type {any} */ d) => `${d.time}${d.i}`}
+    empty=${pool.spec.autoscaling ? 'None yet.' : 'The size is fixed by the spec, so nothing is decided.'} columns=${[
+      { head: 'When', cell: (/** @type {any} */ d) => html`<${Time} at=${d.time} />` },
+      { head: 'Desired', figure: true, cell: (/** @type {any} */ d) => count(d.desired) },
+      { head: 'Why', wide: true, cell: (/** @type {any} */ d) => visible(d.message) },
+    ]} /></section>`;
+}
+
+/** @param {{pool: any}} props */
+function Images({ pool }) {
+  const answer = usePoll('/v1/images', 30);
+  const own = pool.spec.sandbox?.defaultImage;
+  return html`<section><h2>Images</h2><p>Default of this pool: <code>${own ? visible(typeof own === 'string' ? own : JSON.stringify(own)) : 'none'}</code></p>
+    <${Loaded} of=${answer} what="images">${(/** @type {any} */ d) => (d.needed.length
+      ? html`<h3>Needed now, by unfinished rollouts of all pools</h3><ul class="notes">${d.needed.map((/** @type {string} */ i) => html`<li key=${i}><code>${visible(i)}</code></li>`)}</ul>`
+      : html`<p class="empty">No unfinished rollout names an image.</p>`)}<//></section>`;
+}
