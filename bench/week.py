@@ -3,7 +3,7 @@
 The decisions are the server's own; Slurm, node agents and model servers are simulated (`simulation.yard`), with waits in the
 queue, walltimes, nodes that break and a server that is restarted. The patterns imitate trainers.
 
-    python -m bench.week [PATTERN ...] [--days 7] [--look 16] [--csv FILE] [--svg FILE]
+    python -m bench.week [PATTERN ...] [--days 7] [--look 16] [--csv FILE] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -241,41 +241,24 @@ def write_csv(file: Path, samples: Sequence[Sample]) -> None:
         rows.writerows([f"{s.hours:.3f}", s.queued, s.in_flight, *s.node_agents, *s.engines] for s in samples)
 
 
-def write_svg(file: Path, title: str, samples: Sequence[Sample]) -> None:
+def draw(file: Path, title: str, samples: Sequence[Sample]) -> None:
     """Draw three panels over time: demand, node agents, model servers."""
-    panels = [
-        ("rollouts: queued and in flight", [("queued + in flight", "#888", [s.queued + s.in_flight for s in samples])]),
-        ("node agents' allocations", _lines([s.node_agents for s in samples])),
-        ("model servers' allocations", _lines([s.engines for s in samples])),
-    ]
-    width, height, left, top = 1100, 150, 60, 40
-    hours = max(s.hours for s in samples)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + left + 20}" height="{3 * (height + 50) + top}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="18" font-size="15">{title}</text>',
-    ]
-    for number, (name, lines) in enumerate(panels):
-        y0 = top + number * (height + 50) + height
-        most = max(1, *(max(values) for _, _, values in lines))
-        parts.append(f'<text x="{left}" y="{y0 - height - 5}">{name}, at most {most}</text>')
-        parts.append(f'<path d="M{left} {y0 - height}V{y0}H{left + width}" fill="none" stroke="black"/>')
-        for day in range(int(hours / 24) + 1):
-            x = left + width * day * 24 / hours
-            parts.append(f'<text x="{x:.0f}" y="{y0 + 15}">day {day + 1}</text>')
-        for place, (what, colour, values) in enumerate(lines):
-            points = [
-                (left + width * s.hours / hours, y0 - height * v / most) for s, v in zip(samples, values, strict=True)
-            ]
-            steps = f"M{points[0][0]:.1f} {points[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in points[1:])
-            parts.append(f'<path d="{steps}" fill="none" stroke="{colour}"/>')
-            parts.append(f'<text x="{left + 300 + 150 * place}" y="{y0 - height - 5}" fill="{colour}">{what}</text>')
-    file.write_text("\n".join([*parts, "</svg>\n"]))
+    from matplotlib.figure import Figure
 
-
-def _lines(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[str, str, list[int]]]:
-    names = (("desired", "#d62728"), ("started", "#1f77b4"), ("ready", "#2ca02c"))
-    return [(name, colour, [size[i] for size in sizes]) for i, (name, colour) in enumerate(names)]
+    days = [s.hours / 24 for s in samples]
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    demand, *sizes = figure.subplots(3, 1, sharex=True)
+    demand.plot(days, [s.queued + s.in_flight for s in samples], color="#888", drawstyle="steps-post")
+    demand.set_title("rollouts: queued and in flight", loc="left")
+    allocations = {"node agents": [s.node_agents for s in samples], "model servers": [s.engines for s in samples]}
+    for (who, counts), axis in zip(allocations.items(), sizes, strict=True):
+        for i, (what, color) in enumerate((("desired", "#d62728"), ("started", "#1f77b4"), ("ready", "#2ca02c"))):
+            axis.plot(days, [count[i] for count in counts], color=color, drawstyle="steps-post", label=what)
+        axis.set_title(f"allocations of {who}", loc="left")
+        axis.legend(loc="upper right", ncols=3, frameon=False)
+    sizes[-1].set_xlabel("days")
+    figure.suptitle(title)
+    figure.savefig(file)
 
 
 def _short(value: float) -> str:
@@ -288,7 +271,7 @@ def main() -> None:
     options.add_argument("--days", type=int, default=7)
     options.add_argument("--look", type=float, default=16.0, help="seconds between looks")
     options.add_argument("--csv", type=Path, help="writes the trace of the last pattern")
-    options.add_argument("--svg", type=Path, help="draws it")
+    options.add_argument("--plot", type=Path, help="draws it; the format follows the name, such as week.svg")
     given = options.parse_args()
     known = patterns(given.days)
     names = [f.name for f in fields(Summary)]
@@ -301,8 +284,8 @@ def main() -> None:
         print(f"{name:>13} | {cells} | {time.perf_counter() - began:.1f}", flush=True)
     if given.csv is not None:
         write_csv(given.csv, trace.samples)
-    if given.svg is not None:
-        write_svg(given.svg, f"{name}, {given.days} days", trace.samples)
+    if given.plot is not None:
+        draw(given.plot, f"{name}, {given.days} days", trace.samples)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Curves of one or more training runs as an SVG file, without a plotting library.
+"""Curves of one or more training runs as a picture; the format follows the name of the file (.svg, .png, .pdf).
 
-python -m examples.grpo.plot --out curve.svg demo-output/grpo/steps.jsonl
+python -m examples.grpo.plot --out curve.svg demo-output/grpo/RUN/steps.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PANELS = [
     ("held_out", "held-out reward", 1.0),
@@ -19,48 +23,63 @@ PANELS = [
     ("staleness", "staleness, weights versions", None),
     ("tokens_per_second", "trained tokens a second", None),
 ]
-"""Field of a step, title, and the greatest value of the axis; None: the greatest value found."""
+"""Field of a step, title, and the greatest value of the axis; None: a little above the greatest value found."""
 COLORS = ["#0b7285", "#d9480f", "#5f3dc4", "#2b8a3e"]
-WIDTH, HEIGHT, LEFT, TOP, COLUMNS = 260, 130, 40, 30, 3
+COLUMNS = 3
+Points = tuple[list[float], list[float]]
 
 
-def draw(files: Sequence[Path], out: Path) -> None:
-    """Draw a line for each file of steps in each panel, over the minutes since the start of the training."""
+def curves(run: Sequence[dict[str, Any]], name: str) -> Points:
+    """Return the minutes and the values of one field. Step 0 has a held-out reward only."""
+    steps = [s for s in run if s[name] is not None and (s["step"] or name == "held_out")]
+    return [s["minutes"] for s in steps], [s[name] for s in steps]
+
+
+def figure_of(runs: Sequence[Sequence[dict[str, Any]]], names: Sequence[str] = ()) -> Figure:
+    """Return a figure with a line for each run in each panel, over the minutes since the start of the training. `names`: of
+    the runs, for the legend."""
+    from matplotlib.figure import Figure  # slow to import, and needed only at the end of a run
+
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    axes = figure.subplots(len(PANELS) // COLUMNS, COLUMNS, sharex=True)
+    for (name, title, top), axis in zip(PANELS, axes.flat, strict=True):
+        for i, run in enumerate(runs):
+            marker = "o" if name == "held_out" else ""
+            (line,) = axis.plot(*curves(run, name), color=COLORS[i % len(COLORS)], linewidth=1.4, marker=marker)
+            line.set(markersize=3, gid=f"{name}-{i}")
+        axis.set_title(title, loc="left", fontweight="bold", fontsize=9)
+        axis.set_ylim(0, top)
+        axis.set_xlim(left=0)
+        axis.tick_params(labelsize=9)
+        axis.grid(color="#e5e5e5", linewidth=0.7)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("minutes", fontsize=9)
+    if names:
+        figure.legend(axes.flat[0].lines, names, loc="outside upper right", ncols=len(names), frameon=False, fontsize=9)
+    return figure
+
+
+def draw(files: Sequence[Path], out: Path, names: Sequence[str] = ()) -> None:
+    """Draw the runs of these files of steps. The picture is whole or not there, also if the process is stopped."""
+    import matplotlib
+
     runs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    minutes = max([step["minutes"] for run in runs for step in run] + [1.0])
-    panels = [_panel(i, runs, minutes) for i in range(len(PANELS))]
-    size = f"{COLUMNS * (WIDTH + LEFT) + 25} {len(PANELS) // COLUMNS * (HEIGHT + TOP + 25)}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="11">'
-    out.write_text("\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *panels, "</svg>"]) + "\n")
-
-
-def _panel(number: int, runs: Sequence[Sequence[dict[str, Any]]], minutes: float) -> str:
-    name, title, top = PANELS[number]
-    lines = [
-        [(s["minutes"], s[name]) for s in run if s[name] is not None and (s["step"] or name == "held_out")]
-        for run in runs
-    ]
-    top = top or max([value for line in lines for _, value in line] + [1e-9]) * 1.1
-    x, y = LEFT + number % COLUMNS * (WIDTH + LEFT), TOP + number // COLUMNS * (HEIGHT + TOP + 25)
-    parts = [f'<text x="{x}" y="{y - 8}" font-weight="bold">{title}</text>']
-    for share in (0.0, 0.5, 1.0):
-        at = y + HEIGHT * (1 - share)
-        parts.append(f'<path d="M{x} {at:.1f}h{WIDTH}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x - 4}" y="{at + 4:.1f}" text-anchor="end">{share * top:.3g}</text>')
-        at = x + WIDTH * share
-        parts.append(f'<text x="{at:.1f}" y="{y + HEIGHT + 14}" text-anchor="middle">{share * minutes:.1f} min</text>')
-    for i, line in enumerate(lines):
-        points = " ".join(f"{x + WIDTH * at / minutes:.1f},{y + HEIGHT * (1 - value / top):.1f}" for at, value in line)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLORS[i % len(COLORS)]}" stroke-width="1.5"/>')
-    return "\n".join(parts)
+    kind, part = out.suffix[1:] or "svg", out.with_name(f".{out.name}.part")
+    with matplotlib.rc_context({"svg.hashsalt": "rollyard"}):  # with it and without a date, equal data give equal files
+        figure_of(runs, names).savefig(part, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    os.replace(part, out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="steps.jsonl of each run")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the picture")
+    parser.add_argument("--names", nargs="*", default=[], help="name of each run, for the legend")
     given = parser.parse_args()
-    draw(given.files, given.out)
+    if given.names and len(given.names) != len(given.files):
+        parser.error(f"{len(given.names)} --names for {len(given.files)} runs: give one for each, or none")
+    draw(given.files, given.out, given.names)
 
 
 if __name__ == "__main__":

@@ -336,7 +336,7 @@ def option_parser(description: str | None, name: str, *, steps: int, rate: float
 
 def parse_options(parser: argparse.ArgumentParser, kind: type[SomeOptions]) -> SomeOptions:
     options = kind(**vars(parser.parse_args()))
-    if (options.out / "steps.jsonl").exists():
+    if any((options.out / name).exists() for name in ("steps.jsonl", "curve.svg")):
         parser.error(f"{options.out} has the steps of an earlier run; name another folder with --out, or delete it")
     return options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from examples.grpo.plot import PANELS, draw
+from examples.grpo.plot import PANELS, draw, figure_of
 from tests.support.forked_trainers import ForkedTrainers
 
 pytestmark = pytest.mark.slow(60)
@@ -56,22 +57,52 @@ def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     assert (tmp_path / "curve.svg").exists()
 
 
-def test_a_run_does_not_overwrite_an_earlier_one(trainers: ForkedTrainers, tmp_path: Path) -> None:
-    (tmp_path / "steps.jsonl").write_text("earlier\n")
+@pytest.mark.parametrize("left", ["steps.jsonl", "curve.svg"])
+def test_a_run_does_not_overwrite_an_earlier_one(trainers: ForkedTrainers, tmp_path: Path, left: str) -> None:
+    (tmp_path / left).write_text("earlier\n")
     said = trainers.run("examples.grpo.train", "--out", tmp_path, home=tmp_path, code=2)
     assert "name another folder with --out" in said
-    assert (tmp_path / "steps.jsonl").read_text() == "earlier\n"
+    assert (tmp_path / left).read_text() == "earlier\n"
 
 
-def test_the_plot_has_a_line_for_each_run_in_each_panel(tmp_path: Path) -> None:
-    for run in range(2):
-        steps = [{"step": k, "minutes": k / 2, **{name: k / 3 for name, *_ in PANELS}} for k in range(4)]
-        steps[2]["held_out"] = None
-        (tmp_path / f"{run}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    draw([tmp_path / "0.jsonl", tmp_path / "1.jsonl"], tmp_path / "curve.svg")
-    lines = ElementTree.parse(tmp_path / "curve.svg").findall(".//{http://www.w3.org/2000/svg}polyline")
-    points = [len(line.attrib["points"].split()) for line in lines]
-    assert points == [3, 3] * len(PANELS), "step 0 has a held-out reward only, and step 2 has none"
+def run_of(number: int) -> list[dict[str, Any]]:
+    steps = [{"step": k, "minutes": k / 2, **{name: (k + number) / 4 for name, *_ in PANELS}} for k in range(4)]
+    steps[2]["held_out"] = None
+    steps[3]["tokens_per_second"] = 123_456.0
+    return steps
+
+
+def test_the_picture_has_a_line_for_each_run_in_each_panel(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    for number, file in enumerate(files):
+        file.write_text("".join(json.dumps(step) + "\n" for step in run_of(number)))
+    draw(files, tmp_path / "curve.svg")
+    tree = ElementTree.parse(tmp_path / "curve.svg")
+    for name, *_ in PANELS:
+        for number in range(2):
+            (line,) = tree.findall(f".//{{*}}g[@id='{name}-{number}']")
+            path = line.find("{*}path")
+            assert path is not None
+            points = len(re.findall(r"[ML]", path.attrib["d"]))
+            assert points == 3, "step 0 has a held-out reward only, and step 2 has none"
+    first = (tmp_path / "curve.svg").read_bytes()
+    draw(files, tmp_path / "curve.svg")
+    assert (tmp_path / "curve.svg").read_bytes() == first
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.jsonl", "1.jsonl", "curve.svg"]
+
+
+def test_no_label_is_cut_and_no_panel_touches_another() -> None:
+    figure = figure_of([run_of(0), run_of(1)], ["seed 0", "seed 1"])
+    figure.draw_without_rendering()
+    boxes = [axis.get_tightbbox() for axis in figure.axes]
+    for box in [*boxes, figure.legends[0].get_tightbbox()]:
+        assert box is not None
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    for one, other in itertools.combinations(boxes, 2):
+        assert one is not None
+        assert other is not None
+        assert not one.overlaps(other)
 
 
 @pytest.mark.long

@@ -18,12 +18,12 @@ from bench.week import (
     Summary,
     Trace,
     Trainer,
+    draw,
     inference_pool,
     patterns,
     rollout_pool,
     run,
     write_csv,
-    write_svg,
 )
 from rollyard.reconcilers.autoscaler import FLAP_BUDGET
 from simulation.yard import Yard
@@ -55,7 +55,7 @@ def test_some_busy_hours(name: str, tmp_path: Path) -> None:
     check(run([*patterns(0.25)[name], Mishaps(2 * HOUR, HOUR)], days=0.25, yard=yard, trace=trace))
     assert max(sample.node_agents[2] for sample in trace.samples) > 1
     write_csv(tmp_path / "trace.csv", trace.samples)
-    write_svg(tmp_path / "trace.svg", name, trace.samples)
+    draw(tmp_path / "trace.svg", name, trace.samples)
     assert len((tmp_path / "trace.csv").read_text().splitlines()) == len(trace.samples) + 1
     assert ElementTree.parse(tmp_path / "trace.svg").getroot().tag.endswith("svg")
 
