@@ -17,6 +17,7 @@ import { html } from './view.js';
 const REFRESH_SECONDS = 4;
 const WAITING_READ = 200;
 const RECENT_SECONDS = 3600;
+const DAY_SECONDS = 86_400;
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Overview({ route }) {
@@ -29,6 +30,7 @@ export function Overview({ route }) {
     <${Wrong} namespace=${namespace} />
     <section aria-labelledby="running"><h2 id="running">Rollouts</h2>
       <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} />`}<//></section>
+    <${Faults} namespace=${namespace} />
     <section aria-labelledby="pools"><h2 id="pools">Pools</h2><${PoolTables} namespace=${namespace} top=${top} /></section>
     <${Waiting} namespace=${namespace} queued=${counts.data?.queued} />
     <section aria-labelledby="batches"><h2 id="batches">Batches</h2>
@@ -72,6 +74,18 @@ function Counts({ counts: c, namespace }) {
     ['Completed', to('Completed', 'Completed')], ['Truncated', to('Truncated', 'Truncated')], ['Failed', to('Failed', 'Failed')],
     ['InfraFailed', to('InfraFailed', 'InfraFailed')], ['Cancelled', to('Cancelled', 'Cancelled')], ['Mean reward', decimal(c.reward_mean)],
   ]} />`;
+}
+
+/** Rollouts of the last day that ended without a reward, by reason. @param {{namespace: string}} props */
+function Faults({ namespace }) {
+  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 600) * 600 - DAY_SECONDS }), 10);
+  if (answer.data && !answer.data.rows.length) return null;
+  return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason, within a day</h2>
+    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} columns=${[
+      { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), reason: r.value, hours: 24 })}>${r.value ?? 'not known'}</a>` },
+      { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },
+      { head: 'Newest', wide: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.newest], { ns: ns(namespace) })}>${r.newest}</a>` },
+    ]} />`}<//></section>`;
 }
 
 /** @param {{namespace: string, top: import('./poll.js').Answer}} props */

@@ -2,7 +2,7 @@
 
 import { url } from './api.js';
 import { Filters, metadataJson } from './filters.js';
-import { decimal, UNKNOWN } from './format.js';
+import { count, decimal, UNKNOWN } from './format.js';
 import { objects } from './live.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
@@ -14,35 +14,73 @@ import { visible } from './visible_text.js';
 import { html } from './view.js';
 
 const PAGE = 100;
+const MOST = 400;
 const REFRESH_SECONDS = 5;
 const STATUSES = ['Queued', 'Running', 'Completed', 'Truncated', 'Failed', 'InfraFailed', 'Cancelled'];
 
+/** @type {[string, string][]} */
+const SORTS = [['arrival', 'in order of arrival'], ['-tokens', 'most tokens'], ['tokens', 'fewest tokens'], ['-turns', 'most turns'], ['-seconds', 'longest'], ['-reward', 'highest reward'], ['reward', 'lowest reward'], ['ended', 'oldest end']];
+const CONDITIONS = ['pool', 'group', 'status', 'suspicious', 'kind', 'mode', 'reason', 'task', 'batch', 'prefix', 'min_reward', 'max_reward'];
+
 /** @param {string} text */
 const checkMetadata = (text) => (metadataJson(text) === undefined ? 'Write pairs such as difficulty=hard, or a JSON object.' : '');
+/** @param {string} text */
+const checkNumber = (text) => (text && !Number.isFinite(Number(text)) ? 'Write a number.' : '');
+
+/** The conditions of a search by the words of the address. Undefined: one of them is no value.
+ * @param {import('./route.js').Route} route @returns {Record<string, unknown> | undefined} */
+function search(route) {
+  const q = route.query;
+  const metadata = metadataJson(q.metadata ?? '');
+  if (metadata === undefined || checkNumber(q.min_reward ?? '') || checkNumber(q.max_reward ?? '')) return undefined;
+  const since = Number(q.hours) > 0 ? Math.floor(Date.now() / 60000) * 60 - Number(q.hours) * 3600 : undefined;
+  return { namespace: namespaceOf(route), ...Object.fromEntries(CONDITIONS.map((c) => [c, q[c]])), metadata, since };
+}
+
+/** @param {import('./route.js').Route} route the order: newest end first, but for rollouts that have no end */
+function sortOf(route) {
+  const { sort, status = '' } = route.query;
+  if (sort) return sort === 'arrival' ? undefined : sort;
+  return /Queued|Running/.test(status) ? undefined : '-ended';
+}
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Rollouts({ route }) {
   const namespace = namespaceOf(route);
-  const { pool, group, status, metadata = '', suspicious, after } = route.query;
-  const asked = metadataJson(metadata);
-  const answer = usePoll(asked === undefined ? null : url('/v1/rollouts', {
-    namespace, pool, group, status, metadata: asked, suspicious, after, limit: PAGE,
-  }), REFRESH_SECONDS);
+  const { pool, after } = route.query;
+  const conditions = search(route);
+  const sort = sortOf(route);
+  const limit = Math.min(Number(route.query.limit) || PAGE, MOST);
+  const answer = usePoll(conditions === undefined ? null : url('/v1/rollouts', { ...conditions, sort, after: sort ? undefined : after, limit }), REFRESH_SECONDS);
   const pools = objects('RolloutPool', namespace).map((p) => p.metadata.name);
   return html`<h1>Rollouts</h1>
     <${Filters} route=${route} filters=${[
       { name: 'pool', label: 'Pool', options: [...new Set([...pools, ...(pool ? [pool] : [])])].map((p) => [p, p]) },
-      { name: 'status', label: 'Status', options: [...STATUSES.map((s) => [s, s]), ['Queued,Running', 'unfinished'], ['Failed,InfraFailed', 'without a reward by a fault']] },
-      { name: 'group', label: 'Group', hint: 'name' },
+      { name: 'status', label: 'Status', options: [...STATUSES.map((s) => [s, s]), ['Queued,Running', 'unfinished'], ['Failed,InfraFailed', 'ended by a fault']] },
+      { name: 'kind', label: 'Task kind', hint: 'math' }, { name: 'reason', label: 'Reason of the error', hint: 'SandboxLost' }, { name: 'batch', label: 'Batch', hint: 'id' },
       { name: 'metadata', label: 'Metadata', hint: 'difficulty=hard', check: checkMetadata },
-      { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']] },
+      { name: 'sort', label: 'Order', options: SORTS },
+      { name: 'group', label: 'Group', hint: 'name', seldom: true }, { name: 'prefix', label: 'Id begins with', seldom: true }, { name: 'task', label: 'Task', hint: '16 digits of its digest', seldom: true },
+      { name: 'mode', label: 'Mode', options: [['train', 'train'], ['eval', 'eval'], ['check', 'check']], seldom: true },
+      { name: 'min_reward', label: 'Reward from', check: checkNumber, seldom: true }, { name: 'max_reward', label: 'Reward to', check: checkNumber, seldom: true },
+      { name: 'hours', label: 'Ended within', options: [['1', '1 hour'], ['6', '6 hours'], ['24', '1 day'], ['168', '1 week']], seldom: true },
+      { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']], seldom: true },
     ]} />
     <form class="filters" onSubmit=${(/** @type {any} */ e) => { e.preventDefault(); const id = e.target.elements.id.value.trim(); if (id) go(link(['rollouts', id], { ns: ns(namespace) })); }}>
       <label>Open by id <input name="id" type="text" spellcheck="false" autocomplete="off" placeholder="id, then Enter" /></label></form>
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
       <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} />
-      <p class="pages">${after && html`<a href=${link(route.path, { ...route.query, after: undefined })}>First page</a> `}
-        ${data.next && html`<a href=${link(route.path, { ...route.query, after: data.next })}>Next ${PAGE}</a>`}</p>`}<//>`;
+      <p class="pages">${pages(route, sort, data, limit)}</p>`}<//>`;
+}
+
+/** Links to further rollouts. @param {import('./route.js').Route} route @param {string | undefined} sort @param {any} data @param {number} limit */
+function pages(route, sort, data, limit) {
+  if (!sort) {
+    return html`${route.query.after && html`<a href=${link(route.path, { ...route.query, after: undefined })}>First page</a> `}
+      ${data.next && html`<a href=${link(route.path, { ...route.query, after: data.next })}>Next ${limit}</a>`}`;
+  }
+  return html`${data.rollouts.length >= limit && limit < MOST && html`<a href=${link(route.path, { ...route.query, limit: Math.min(limit * 4, MOST) })}>Show more</a>`}
+    ${!route.query.status && html`<span class="dim">Only rollouts that have ended. </span><a href=${link(route.path, { ...route.query, sort: undefined, status: 'Queued,Running' })}>Those that have not</a>`}`;
 }
 
 /** @param {import('./route.js').Route} route */
@@ -61,6 +99,8 @@ export function RolloutTable({ rollouts, empty: none }) {
     { head: 'Kind', cell: (/** @type {any} */ r) => r.task_kind },
     { head: 'Group', cell: (/** @type {any} */ r) => (r.group ? html`<a href=${link(['groups', r.group], { ns: ns(r.namespace) })}>${r.group}</a>` : '') },
     { head: 'Pool', cell: (/** @type {any} */ r) => r.pool },
+    { head: 'Turns', figure: true, cell: (/** @type {any} */ r) => count(r.turns) },
+    { head: 'Tokens', figure: true, title: 'sampled tokens of the last attempt', cell: (/** @type {any} */ r) => count(r.tokens) },
     { head: 'Attempt', figure: true, cell: (/** @type {any} */ r) => r.attempt },
     { head: 'Accepted', cell: (/** @type {any} */ r) => html`<${Time} at=${r.created_at} />` },
     { head: 'Took', figure: true, title: 'from accepted to ended, or to now', cell: (/** @type {any} */ r) => html`<${Span} from=${r.created_at} to=${r.finished_at} />` },

@@ -18,7 +18,7 @@ export function Timeline({ spans, from, to, now }) {
   const ticks = [];
   for (let t = Math.ceil((from - zone) / step) * step + zone; t < to; t += step) ticks.push(t);
   return html`<figure class="timeline"><div class="scroll" tabindex="0" role="region" aria-label="Time axis of allocations">
-    <svg viewBox="0 0 ${W} ${height}" role="img" aria-label=${`${spans.length} allocations from ${clock(from)} to ${clock(to)}; the table below has the same`}>
+    <svg viewBox="0 0 ${W} ${height}" role="group" aria-label=${`${spans.length} allocations from ${clock(from)} to ${clock(to)}; the table below has the same`}>
       ${ticks.map((t) => html`<g key=${t}><line class="grid" x1=${px(t)} x2=${px(t)} y1=${TOP - 4} y2=${height} /><text x=${px(t)} y=${TOP - 8} text-anchor="middle">${step >= 86400 ? clock(t).slice(5, 10) : clock(t).slice(11, 16)}</text></g>`)}
       ${spans.map((s, i) => html`<g key=${`${s.name}/${s.job}`} transform=${`translate(0 ${TOP + i * LANE})`}><${Lane} s=${s} px=${px} now=${now} /></g>`)}
       <line class="nowline" x1=${px(now)} x2=${px(now)} y1=${TOP - 4} y2=${height} />
