@@ -57,9 +57,15 @@ class _JunitDocument:
             self._status = LogStatus.XFAIL if attributes.get("type") == "pytest.xfail" else _VERDICTS[tag]
         elif tag in ("TestCase", "SubCase") and len(self._sections) < MAX_SECTIONS:
             name = attributes.get("name", "")[:MAX_LINE]
-            self._sections.append((f"{self._sections[0][0]} > {name}" if self._sections else name, LogStatus.PASSED))
+            status = LogStatus.SKIPPED if attributes.get("skipped") == "true" else LogStatus.PASSED
+            self._sections.append((f"{self._sections[0][0]} > {name}" if self._sections else name, status))
         elif tag in ("Expression", "Exception") and attributes.get("success") != "true":
             self._sections = [(name, LogStatus.FAILED) for name, _ in self._sections]
+        elif tag == "OverallResultsAsserts" and len(self._sections) == 1 and "test_case_success" in attributes:
+            # a test that may or should fail has a verdict that is not that of its expressions
+            (name, status), good = self._sections[0], attributes["test_case_success"] == "true"
+            failed = LogStatus.XFAIL if good else LogStatus.FAILED
+            self._sections = [(name, status if good and status is not LogStatus.FAILED else failed)]
 
     def _end(self, tag: str) -> None:
         self._depth -= 1

@@ -92,21 +92,6 @@ def test_pytests_reasons_are_no_part_of_names(version: str) -> None:
 
 
 LINES: list[tuple[str, str, str, str, str | None]] = [
-    (
-        "redis",
-        "[ok]: SORT in speed (12 ms)\n"
-        "[err]: LPOP in tests/list.tcl\n"
-        "[skip]: slow",
-        "SORT in speed", "LPOP", "slow",
-    ),
-    ("automake", "PASS: one\nFAIL: two\nSKIP: three", "one", "two", "three"),
-    (
-        "micropython",
-        "pass  basics/one.py\n"
-        "FAIL  basics/two.py\n"
-        "skip  basics/three.py",
-        "basics/one.py", "basics/two.py", "basics/three.py",
-    ),
     ("ant", "    [junit] [PASS] one(a.B)\n    [junit] [FAIL] two(a.B)", "one(a.B)", "two(a.B)", None),
     ("bracketed", "[PASSED] a b\n[FAILED] c", "a b", "c", None),
     ("dotnet", "  Passed A.B(x: 1) [3 ms]\n  Failed A.C [1 s]\n  Skipped A.D", "A.B(x: 1)", "A.C", "A.D"),
@@ -115,14 +100,6 @@ LINES: list[tuple[str, str, str, str, str | None]] = [
         "Test Case 'A.one' passed (0.1 seconds)\n"
         "Test Case 'A.two' failed (0.1 seconds)",
         "A.one", "A.two", None,
-    ),
-    (
-        "exunit",
-        "  * test one (0.1ms) [L#3]\n"
-        "  * test two [L#5]\n"
-        "  1) test two (ATest)\n"
-        "  * test three (skipped) [L#7]",
-        "one", "two", "three",
     ),
     ("rspec-lines", "a does - b - passed\nc - failed\nd - pending", "a does - b", "c", "d"),
     (
@@ -161,13 +138,6 @@ LINES: list[tuple[str, str, str, str, str | None]] = [
         "Running a.Three\n"
         "Tests run: 1, Failures: 0, Errors: 0, Skipped: 1, Time elapsed: 0 sec",
         "a.One", "a.Two", "a.Three",
-    ),
-    (
-        "doctest-xml",
-        '<doctest><TestCase name="a">'
-        '<SubCase name="one"><Expression success="true"/></SubCase>'
-        '<SubCase name="two"><Expression success="false"/></SubCase></TestCase></doctest>',
-        "a > one", "a > two", None,
     ),
     (
         "junit-xml-spaced",
