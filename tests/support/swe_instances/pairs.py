@@ -61,7 +61,5 @@ def _pairs() -> Iterator[Pair]:
 PAIRS = tuple(_pairs())
 SHORT = next(pair for pair in PAIRS if pair.name == "cachetools")
 """Pair of the short forms of tests: its own tests take a tenth of a second."""
-SPREAD = tuple({(pair.language, pair.family): pair for pair in PAIRS}.values())
-"""One pair of each language and family, for a second runtime."""
 MEASURED = tuple(next(pair for pair in PAIRS if pair.language == one) for one in ("python", "javascript", "go"))
 """Those of bench/tasks.py."""
