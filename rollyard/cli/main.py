@@ -45,6 +45,7 @@ COMMANDS = {
     "top": ("top", "Show live metrics of pools."),
     "try": ("rollouts", "Run one task (a JSON file, or JSON) and print its turns."),
     "ui": ("ui", "Open the server's page in a browser."),
+    "usage": ("usage", "Show GPU-hours, CPU-hours, tokens and rollouts of pools."),
     "version": ("processes", "Print the version."),
     "wait": ("objects", "Wait until a condition holds, or an object is gone."),
     "weights": ("weights", "Show or change the weights that an InferencePool serves."),

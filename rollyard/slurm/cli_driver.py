@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable
@@ -30,6 +31,8 @@ QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "Restar
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
 """The fields of QUEUE in the same order, under sacct's names. The number of restarts is missing, because sacct of Slurm
 22.05 does not report this number."""
+COUNTED = ("JobID", "Start", "End", "AllocCPUS", "AllocTRES")
+"""Fields of sacct for `JobAccount`."""
 IDS_AT_ONCE = 500
 """Greatest number of ids in one command line."""
 _NO_ANSWER = re.compile(
@@ -40,6 +43,16 @@ _NO_ANSWER = re.compile(
 """Messages with which Slurm's own commands report that they got no answer from slurmctld."""
 _NOT_FOUND = re.compile(r"Invalid job id|already completing or completed")
 _KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobAccount:
+    """Counts of accounting for a job. Times are Unix seconds; None: the job has not started, or not ended."""
+
+    start: float | None
+    end: float | None
+    cpus: int
+    gpus: int
 
 
 class CliDriver:
@@ -117,6 +130,20 @@ class CliDriver:
                 found[job.id] = job
         return {id: found[id] for id in ids if id in found}
 
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, JobAccount] | None:
+        """Return what accounting has counted for jobs. Jobs unknown to accounting are left out. None: the site keeps no
+        accounts. Raises SlurmUnreachable."""
+        found: dict[str, JobAccount] = {}
+        for some in _portions(ids):
+            command = ("sacct", "-X", "-p", f"--delimiter={MARK}", "-j", ",".join(some), "-o", ",".join(COUNTED))
+            code, out, err = await self._run(command, self._asking)
+            if code != 0 and "accounting storage is disabled" in err:
+                return None
+            if code != 0:
+                raise SlurmUnreachable(_complaint_text(err))
+            found |= read_accounts(out)
+        return found
+
     async def site(self) -> Site:
         config = await self._run_query("scontrol", "show", "config")
         partitions = await self._run_query("scontrol", "-o", "show", "partition")
@@ -175,6 +202,17 @@ def read_queue(text: str) -> dict[str, Job]:
     """Return our jobs in squeue's output: id -> job. Raises SlurmUnreachable if the text is not a table of squeue."""
     jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
     return {job.id: job for job in jobs}
+
+
+def read_accounts(text: str) -> dict[str, JobAccount]:
+    """Return the jobs in sacct's output of COUNTED: id -> counts. Raises SlurmUnreachable if the text is no such table."""
+    found = {}
+    for id, start, end, cpus, resources in _rows(text, len(COUNTED)):
+        typed = re.findall(r"gres/gpu:[^=,]+=(\d+)", resources)
+        total = re.search(r"gres/gpu=(\d+)", resources)
+        gpus = int(total[1]) if total is not None else sum(map(int, typed))
+        found[id] = JobAccount(_seconds(start), _seconds(end), int(cpus or 0), gpus)
+    return found
 
 
 def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,0 +1,73 @@
+"""Hours of jobs beside those of Slurm's accounting, with the reason of each difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollyard.cli.slurm_usage import OwnJob, compared
+from rollyard.kinds.base import evolve
+from rollyard.slurm.cli_driver import MARK, JobAccount, read_accounts
+from tests.store.record import ENDED
+
+NOW, HOUR = 100_000.0, 3600.0
+
+
+def job(id: str = "7", start: float = NOW - 2 * HOUR, end: float = NOW - HOUR, running: bool = False) -> OwnJob:
+    return OwnJob(id, "policy", start, end, running, 2, 8, end)
+
+
+def account(
+    start: float | None = NOW - 2 * HOUR, end: float | None = NOW - HOUR, cpus: int = 8, gpus: int = 2
+) -> JobAccount:
+    return JobAccount(start, end, cpus, gpus)
+
+
+def test_equal_counts_have_no_reason_and_only_the_time_asked_for_counts() -> None:
+    (found,) = compared([job(start=NOW - 9 * HOUR)], {"7": account(start=NOW - 9 * HOUR)}, NOW - 2 * HOUR, NOW)
+    assert (found.gpu_hours, found.cpu_hours) == (found.slurm_gpu_hours, found.slurm_cpu_hours) == (2.0, 8.0)
+    assert found.why == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "why"),
+    [
+        (job(), None, "accounting does not know the job"),
+        (job(end=NOW - HOUR + 30), account(), "the end was recorded 30 s later"),
+        (job(start=NOW - 2 * HOUR - 5), account(), "our start is 5 s earlier"),
+        (job(), account(cpus=10), "Slurm allocated 10 cores, and the template asks for 8"),
+        (job(), account(gpus=4), "Slurm allocated 4 GPUs, and the template asks for 2"),
+        (job(), account(end=None), "accounting does not know of the job's end yet"),
+        (job(end=NOW, running=True), account(), "the job has ended by accounting, and the server has not seen it"),
+        (job(), account(start=None), "the job never started by accounting"),
+    ],
+)
+def test_a_difference_is_told(own: OwnJob, theirs: JobAccount | None, why: str) -> None:
+    (found,) = compared([own], {} if theirs is None else {"7": theirs}, 0.0, NOW)
+    assert why in found.why
+    differs = (found.gpu_hours, found.cpu_hours) != (found.slurm_gpu_hours, found.slurm_cpu_hours)
+    assert differs, "the reason is for a difference"
+
+
+def test_the_greatest_difference_comes_first() -> None:
+    jobs = [job("1"), job("2", end=NOW - HOUR + 9), job("3", end=NOW - HOUR + 99)]
+    found = compared(jobs, {one.id: account() for one in jobs}, 0.0, NOW)
+    assert [one.id for one in found] == ["3", "2", "1"]
+
+
+def test_a_job_that_never_started_is_left_out() -> None:
+    never = evolve(ENDED, started_at=None, job_id="8")
+    assert [one.id for one in OwnJob.all([ENDED, never], [], NOW)] == ["7"]
+
+
+def test_sacct_is_read_with_gpus_of_any_type() -> None:
+    rows = [
+        ["JobID", "Start", "End", "AllocCPUS", "AllocTRES"],
+        ["7", "2026-11-30T10:00:00", "2026-11-30T11:00:00", "8", "billing=8,cpu=8,gres/gpu=2,gres/gpu:a100=2,node=1"],
+        ["8_1", "2026-11-30T10:00:00", "Unknown", "4", "cpu=4,gres/gpu:a100=1,gres/gpu:h200=2"],
+        ["9", "Unknown", "Unknown", "0", ""],
+    ]
+    found = read_accounts("\n".join(MARK.join([*row, ""]) for row in rows))
+    assert [(one.cpus, one.gpus) for one in found.values()] == [(8, 2), (4, 3), (0, 0)]
+    assert list(found) == ["7", "8_1", "9"]
+    assert found["7"].end == (found["7"].start or 0) + HOUR
+    assert (found["8_1"].end, found["9"].start) == (None, None)
