@@ -83,10 +83,10 @@ function nearest(x, v) {
   return low > 0 && v - x[low - 1] < x[low] - v ? low - 1 : low;
 }
 
-/** Round bounds with at most six lines. @param {number} low @param {number} high @param {boolean} [whole] lines at whole numbers only @returns {[number, number, number[]]} */
-function scale(low, high, whole = false) {
+/** Round bounds with at most six lines. @param {number} low @param {number} high @param {boolean} [whole] lines at whole numbers only @param {number} [parts] @returns {[number, number, number[]]} */
+function scale(low, high, whole = false, parts = 4) {
   const span = Math.max(high - low, Math.abs(high) * 1e-6, 1e-9);
-  const raw = span / 4;
+  const raw = span / parts;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((s) => s >= raw * 0.999 && (!whole || Number.isInteger(s))) ?? Math.max(power * 10, whole ? 1 : 0);
   const first = Math.floor(low / step + 1e-9) * step;
@@ -98,7 +98,7 @@ function scale(low, high, whole = false) {
 /** @param {number} x0 @param {number} x1 @param {boolean} time @returns {[number, string][]} */
 function xTicks(x0, x1, time) {
   if (!time) {
-    const [, , ticks] = scale(x0, x1);
+    const [, , ticks] = scale(x0, x1, true, 7);
     return ticks.filter((v) => Number.isInteger(v) && v >= x0 && v <= x1).map((v) => [v, count(v)]);
   }
   const step = TIME_STEPS.find((s) => (x1 - x0) / s <= 6) ?? 604800;

@@ -8,6 +8,7 @@ import { html } from './view.js';
  * @property {string} name word of the address's query
  * @property {string} label
  * @property {[string, string][]} [options] value and text; without: a text
+ * @property {string} [none] text of the choice of no value
  * @property {string} [hint]
  * @property {boolean} [seldom] true: folded away until it is used
  * @property {(text: string) => string} [check] why a text is no value of this filter, or an empty text
@@ -30,7 +31,7 @@ export function Filters({ route, filters }) {
 function fields(filters, route, set) {
   return html`${filters.map((f) => { const wrong = f.check?.(route.query[f.name] ?? '') ?? ''; return html`<label key=${f.name}>${f.label}
       ${f.options ? html`<select value=${route.query[f.name] ?? ''} onChange=${(/** @type {any} */ e) => set(f.name, e.target.value)}>
-          <option value="">any</option>${f.options.map(([value, text]) => html`<option key=${value} value=${value} selected=${route.query[f.name] === value}>${text}</option>`)}</select>`
+          <option value="">${f.none ?? 'any'}</option>${f.options.map(([value, text]) => html`<option key=${value} value=${value} selected=${route.query[f.name] === value}>${text}</option>`)}</select>`
         : html`<input type="text" spellcheck="false" autocomplete="off" value=${route.query[f.name] ?? ''} placeholder=${f.hint} aria-invalid=${wrong ? 'true' : undefined} title=${wrong || undefined}
             onChange=${(/** @type {any} */ e) => set(f.name, e.target.value.trim())} />`}
       ${wrong && html`<span class="wrong" role="alert">${wrong}</span>`}</label>`; })}`;

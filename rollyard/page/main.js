@@ -62,7 +62,7 @@ function App() {
     ${!state.connected && html`<p class="problem banner">${state.listed
       ? `Not connected since ${timeOfDay(state.since)}${state.problem ? `: ${state.problem}` : ''}. What you see is older than that; the page tries again by itself.`
       : state.problem ? `Not connected: ${state.problem}. Is \`rollyard serve\` running? The page tries again by itself.` : 'Connecting …'}</p>`}
-    <main id="main" tabindex="-1" ref=${main}><${View} key=${word} route=${route} /></main>`;
+    <main id="main" tabindex="-1" ref=${main}><${View} key=${address} route=${route} /></main>`;
 }
 
 function NotFound() {

@@ -59,7 +59,7 @@ export function Rollouts({ route }) {
       { name: 'status', label: 'Status', options: [...STATUSES.map((s) => [s, s]), ['Queued,Running', 'unfinished'], ['Failed,InfraFailed', 'ended by a fault']] },
       { name: 'kind', label: 'Task kind', hint: 'math' }, { name: 'reason', label: 'Reason of the error', hint: 'SandboxLost' }, { name: 'batch', label: 'Batch', hint: 'id' },
       { name: 'metadata', label: 'Metadata', hint: 'difficulty=hard', check: checkMetadata },
-      { name: 'sort', label: 'Order', options: SORTS },
+      { name: 'sort', label: 'Order', options: SORTS, none: 'newest end first' },
       { name: 'group', label: 'Group', hint: 'name', seldom: true }, { name: 'prefix', label: 'Id begins with', seldom: true }, { name: 'task', label: 'Task', hint: '16 digits of its digest', seldom: true },
       { name: 'mode', label: 'Mode', options: [['train', 'train'], ['eval', 'eval'], ['check', 'check']], seldom: true },
       { name: 'min_reward', label: 'Reward from', check: checkNumber, seldom: true }, { name: 'max_reward', label: 'Reward to', check: checkNumber, seldom: true },

@@ -1,0 +1,163 @@
+"""The dashboard's page in a real browser: what it shows is what the server has, and text of a model stays text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import zstandard
+
+from rollyard.client.kubeconfig import Context
+from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.page_proxy.main import listen
+from rollyard.trajectory import Outcome, Segment, Turn
+from rollyard.trajectory.columns import encode
+from rollyard.wire.node import LeaseRef, ResultHeader
+from tests.api.test_rollouts_waiting import pool, submit
+from tests.support.browser import Tab, chromium
+from tests.support.outside_api import Api, Serve
+from tests.support.played_pool import PlayedPool
+from tests.support.reports import finish
+
+pytestmark = pytest.mark.heavy
+
+HOSTILE = "<img src=x onerror=alert(1)> \x1b[31mred\x1b[0m \u202egnp.exe\u202c \r\n</pre><script>alert(2)</script>"
+SEEN = "<img src=x onerror=alert(1)> ␛[31mred␛[0m \\u202egnp.exe\\u202c \n</pre><script>alert(2)</script>"
+FIRST = Segment(
+    token_ids=[1, 30, 31, 32], loss_mask=[0, 0, 1, 1], logprobs=[None, None, -0.01, -6.0],
+    weights_version=[None, None, "v1", "v2"], prompt_length=2,
+)  # fmt: skip
+SECOND = Segment(
+    token_ids=[1, 30, 33], loss_mask=[0, 0, 1], logprobs=[None, None, -0.5], weights_version=[None, None, "v2"],
+    prompt_length=2, extras={"opened_by": {"cause": "ThoughtsDropped", "turn": 1}},
+)  # fmt: skip
+TURNS = [
+    Turn(
+        segment=0, prompt_length=2, response_length=2, text=f"<think>{HOSTILE}</think>I look.\n<tool_call>{{}}</tool_call>",
+        finish_reason="stop", tool_calls=[{"name": "bash", "arguments": {"command": HOSTILE}}], tool_results=[HOSTILE],
+    ),
+    Turn(segment=1, prompt_length=2, response_length=1, text="Done.", finish_reason="length"),
+]  # fmt: skip
+
+
+@dataclass
+class Page:
+    tab: Tab
+    address: str
+
+    async def show(self, view: str, ready: str) -> None:
+        """Open a view, and wait until an expression is true."""
+        await self.tab.evaluate(f"location.hash = {json.dumps(view)}")
+        await self.tab.until(ready)
+
+    async def text(self, selector: str = "main") -> str:
+        found: str = await self.tab.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+        return found
+
+    async def texts(self, selector: str) -> list[str]:
+        found: list[str] = await self.tab.evaluate(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.textContent)"
+        )
+        return found
+
+
+@asynccontextmanager
+async def opened(api: Api) -> AsyncIterator[Page]:
+    async with AsyncExitStack() as stack:
+        announced: list[str] = []
+        await listen(Context(api.url, None, api.admin, "default", None), 0, announced.append, stack)
+        browser = await stack.enter_async_context(chromium())
+        tab = await browser.tab(announced[0])
+        await tab.until("document.querySelector('.connection.on') !== null")
+        yield Page(tab, announced[0].partition("?")[0])
+
+
+async def _end(api: Api, outcome: Outcome) -> None:
+    """End the rollout that is first in the queue."""
+    (record,) = await PlayedPool(api.parts).lease()
+    header = ResultHeader(
+        lease=LeaseRef(namespace="default", id=record.id, fence=record.fence),
+        status=outcome.status, reward=outcome.reward, error=outcome.error, turns=len(outcome.turns), tokens=3, prompt_tokens=4,
+        sampled=3, timings={"run": 1.0},
+    )  # fmt: skip
+    await finish(api.rollouts, header, "u", zstandard.compress(encode([outcome])))
+
+
+async def test_a_trajectory_is_shown_as_it_is_and_nothing_in_it_runs(serving: Serve) -> None:
+    async with serving() as api:
+        await pool(api)
+        await submit(api, "hostile", "faulty", "waits")
+        await _end(
+            api, Outcome(status=Status.COMPLETED, reward=0.5, segments=[FIRST, SECOND], turns=TURNS, notes=[HOSTILE])
+        )
+        error = RolloutError(stage=Stage.RUN, reason="Test", message=HOSTILE)
+        await _end(api, Outcome(status=Status.FAILED, error=error))
+        async with opened(api) as page:
+            await page.show("#/rollouts/hostile", "document.querySelectorAll('.turn').length === 2")
+            assert await page.texts(".thoughts pre") == [SEEN]
+            assert await page.texts(".said pre") == ["I look.", "Done."]
+            assert await page.texts(".call pre") == [SEEN, SEEN]  # the argument, and the output
+            assert "ThoughtsDropped" in await page.text(".break")
+            assert "cut at the limit of tokens" in await page.text("#turn-2")
+
+            await page.show("#/rollouts/hostile?view=tokens", "document.querySelector('.tokens .tok') !== null")
+            assert len(await page.texts(".tokens .tok")) == 7
+            assert len(await page.texts(".tokens .tok.sampled")) == 3
+            assert len(await page.texts(".tokens .row.begins")) == 1
+            await page.show(
+                "#/rollouts/hostile?view=tokens&colour=logprob", "document.querySelector('.tokens .p4') !== null"
+            )
+            await page.tab.click(".tokens .p4")
+            assert "logprob −6.0000" in await page.text(".token-line")
+            assert "weights v2" in await page.text(".token-line")
+
+            await page.show("#/rollouts/faulty", "document.querySelector('main').textContent.includes('no reward')")
+            assert "Test" in await page.text()
+            await page.show("#/rollouts/waits", "document.querySelector('main .empty') !== null")
+            assert "has not ended" in await page.text()
+            await page.show("#/overview", "document.querySelector('main a[href*=reason]') !== null")
+            assert await page.texts("main a[href*=reason]") == ["Test"]
+            assert page.tab.dialogs == []
+            assert page.tab.faults == []
+            assert all(url.startswith(page.address.removesuffix("/ui/")) for url in page.tab.requested)
+
+
+async def test_changes_appear_by_themselves_and_a_lost_server_is_told(serving: Serve) -> None:
+    async with AsyncExitStack() as rest:
+        async with serving() as api:
+            page = await rest.enter_async_context(opened(api))
+            await page.show("#/pools", "document.querySelector('main') !== null")
+            await pool(api)
+            await page.tab.until("document.querySelector('main table')?.textContent.includes('swe')")
+            row = "[...document.querySelectorAll('tbody tr')].find(r => r.textContent.includes('swe'))"
+            assert "not known" in await page.tab.evaluate(f"{row}.textContent")  # no condition was observed yet
+        await page.tab.until("document.querySelector('.banner')?.textContent.includes('Not connected since')")
+        assert "swe" in await page.text()  # what was known stays, and is said to be old
+
+
+async def test_a_history_becomes_spans_of_time(serving: Serve) -> None:
+    entries = [
+        {"at": 0, "event": "Queued", "attempt": 1, "stage": "INIT"},
+        {"at": 2, "event": "Leased", "attempt": 1, "stage": "INIT", "node": "n1"},
+        {"at": 3, "event": "StageBegun", "attempt": 1, "stage": "RUN"},
+        {"at": 7, "event": "Fault", "attempt": 1, "stage": "RUN", "reason": "SandboxLost"},
+        {"at": 9, "event": "Leased", "attempt": 2, "stage": "INIT", "node": "n2"},
+        {"at": 10, "event": "StageBegun", "attempt": 2, "stage": "RUN"},
+    ]
+    async with serving() as api, opened(api) as page:
+        asked = f"import('/ui/history.js').then(m => m.phases({json.dumps(entries)}, 15))"
+        found = await page.tab.evaluate(
+            f"{asked}.then(all => all.map(p => [p.kind, p.to - p.from, p.attempt, p.open]))"
+        )
+        assert found == [
+            ["queued", 2, 1, False], ["INIT", 1, 1, False], ["RUN", 4, 1, False],
+            ["queued", 2, 1, False], ["INIT", 1, 2, False], ["RUN", 5, 2, True],
+        ]  # fmt: skip
+        found = await page.tab.evaluate(
+            "import('/ui/token_rows.js').then(m => m.tokenTexts([1, 2, 3, 4, 5],"
+            " {texts: {1: 'a', 5: 'b'}, bytes: {2: 'e2', 3: '96', 4: '81'}}))"
+        )
+        assert found == ["a", "·", "·", "▁", "b"]
