@@ -3,9 +3,9 @@
     python bench/loop.py [--rollouts 40] [--turns 20] [--tokens 8000] [--at-once 1]
 
 The loop, the conversation with the tiny policy's own tokenizer and template, its tool-call parser and the token client are
-the real ones. The engine is a server in another process that answers each request at once with the same turn, over HTTP in
-vLLM's shape, prompt ids sent back and all; the sandbox is a tool that returns the same text at once. Every conversation has
-`--turns` turns and ends at about `--tokens` tokens.
+the real ones, and so is the saving of turns for a rollout that can be resumed. The engine is a server in another process that
+answers each request at once with the same turn, over HTTP in vLLM's shape, prompt ids sent back and all; the sandbox is a tool
+that returns the same text at once. Every conversation has `--turns` turns and ends at about `--tokens` tokens.
 
 A core's turns are turns by the CPU time of this process; the stand-in has its own. That time is also all that a turn spends
 outside engine and sandbox, and its share of a turn follows for an engine and a tool that take their time.
@@ -30,7 +30,9 @@ from aiohttp import web
 
 from rollyard.kinds.rollout import AgentSpec, Sampling
 from rollyard.node.agent_loop import AgentProgress, run_agent
+from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.tool_execution import Tools
+from rollyard.node.turn_saver import TurnSaver
 from rollyard.tasks.own_tools import ToolResult
 from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
@@ -38,7 +40,9 @@ from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import parser_for
+from rollyard.trajectory.frames import framed
 from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.node import LeaseRef, TurnsHeader
 
 MODEL = Path(__file__).parents[1] / "examples/tiny_policy/model"
 CALL = '{"name": "ipython", "arguments": {"code": "print(sum(range(100)))"}}'
@@ -58,7 +62,13 @@ async def serve(ids: list[int]) -> None:
         return web.Response(text=event, content_type="text/event-stream")
 
     app = web.Application(client_max_size=64 << 20)
+
+    async def store(request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"results": [None]})
+
     app.router.add_post("/v1/completions", complete)
+    app.router.add_put("/v1/node/turns", store)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -118,9 +128,24 @@ class NoSandbox:
     def __init__(self, output: str) -> None:
         self._output = output
 
+    def is_repeatable(self, name: str) -> bool:
+        return True
+
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         assert (name, list(arguments)) == ("ipython", ["code"])
         return ToolResult(self._output)
+
+
+class Store:
+    """Sends saved turns to the stand-in, as the node agent sends them to the server."""
+
+    def __init__(self, http: aiohttp.ClientSession, endpoint: Endpoint) -> None:
+        self._http, self._url = http, f"{endpoint.url}/v1/node/turns"
+
+    async def turns(self, header: TurnsHeader, bodies: Sequence[bytes]) -> None:
+        data = header.model_dump_json(exclude_defaults=True).encode() + b"\n" + b"".join(map(framed, bodies))
+        async with self._http.put(self._url, data=framed(data)) as answer:
+            await answer.read()
 
 
 @dataclass(frozen=True)
@@ -146,24 +171,37 @@ class Plan:
     output: str
     """Text of every tool result."""
 
-    async def rollout(self, policy: Remote | Here) -> int:
+    async def rollout(self, policy: Remote | Here, store: Store | None = None) -> int:
         parser = parser_for(self.template)
         start = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 3 * 4?"}]
         run = AgentProgress(Conversation(self.template, start, [SCHEMAS["ipython"]], parser=parser))
         tools = cast(Tools, NoSandbox(self.output))
         agent = AgentSpec(max_turns=self.turns)
-        await run_agent(run, policy, tools, agent, Sampling(seed=1, max_tokens=4096), 0)
+        sampling, goes_on = Sampling(seed=1, max_tokens=4096), None
+        async with contextlib.AsyncExitStack() as stack:
+            if store is not None:
+                ref = LeaseRef(namespace="default", id="r", fence=1)
+                saver = await stack.enter_async_context(TurnSaver(cast(ResultUploads, store), ref, "v1"))
+                saver.begin(tools)
+
+                async def save() -> None:
+                    saver.goes_on(run)
+
+                goes_on = save
+            await run_agent(run, policy, tools, agent, sampling, 0, goes_on=goes_on)
         (segment,) = run.conversation.segments()
         assert (len(run.turns), sum(segment.loss_mask)) == (self.turns, self.turns * len(self.ids))
         return len(segment.token_ids)
 
-    async def measure(self, name: str, policy: Remote | Here, rollouts: int, at_once: int) -> Figures:
-        tokens = await self.rollout(policy)  # warms up
+    async def measure(
+        self, name: str, policy: Remote | Here, rollouts: int, at_once: int, store: Store | None = None
+    ) -> Figures:
+        tokens = await self.rollout(policy, store)  # warms up
         left = iter(range(rollouts))
 
         async def worker() -> None:
             for _ in left:
-                await self.rollout(policy)
+                await self.rollout(policy, store)
 
         cpu = time.process_time()
         await asyncio.gather(*(worker() for _ in range(at_once)))
@@ -188,8 +226,9 @@ async def main(rollouts: int, turns: int, tokens: int, at_once: int) -> None:
     async with engine(work.ids) as endpoint, aiohttp.ClientSession() as http:
         remote = Remote(TokenClient(http), endpoint, work.template.stop_ids)
         over_http = await work.measure("answers over HTTP", remote, rollouts, at_once)
+        saved = await work.measure("answers over HTTP, turns saved", remote, rollouts, at_once, Store(http, endpoint))
     print(f"  {'':<34}{'turns':>7}{'tokens':>9}{'turns/s/core':>14}{'ms a turn':>12}")
-    for figures in (here, over_http):
+    for figures in (here, over_http, saved):
         print(figures.line())
     own = over_http.cpu / over_http.turns
     print("\n  share of a turn outside engine and sandbox (answers over HTTP)")

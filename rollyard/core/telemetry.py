@@ -62,6 +62,9 @@ TURNS_SAVED = Counter("rollyard_turns_saved", "Turns that node agents have saved
 RESUME_SNAPSHOT_BYTES = Counter(
     "rollyard_resume_snapshot_bytes", "Bytes of stored snapshots from which rollouts can go on.", registry=REGISTRY
 )
+RESUME_SNAPSHOT_SECONDS = Counter(
+    "rollyard_resume_snapshot_seconds", "Seconds that rollouts waited for these snapshots.", registry=REGISTRY
+)
 ROLLOUTS_OUTDATED = Counter(
     "rollyard_rollouts_outdated",
     "Rollouts whose weights became older than they allow.",

@@ -65,8 +65,9 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HAND_BACK_SECONDS = 5.0
-FLUSH_SECONDS = 2.0
-"""Seconds in which the last turns of the rollouts are saved before they are handed back."""
+SUSPEND_SECONDS = 10.0
+"""Seconds in which the last turns of the rollouts, and snapshots, are saved before the rollouts are handed back. Slurm kills a
+job 30 s after TERM, if the site has not changed it."""
 KEPT_SHARE = 4
 """One in this number of the allocation's sandboxes may be the kept sandbox of a failed rollout."""
 MAX_ERROR_CHARS = 2000
@@ -292,8 +293,8 @@ class NodeAgent:
     async def _hand_back(self, reason: str) -> None:
         """Hand back every lease while the connection is still open, with the turns so far."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await asyncio.gather(*(work.flush() for work, _ in self._runs.values()))
+            async with asyncio.timeout(SUSPEND_SECONDS):
+                await asyncio.gather(*(work.suspend() for work, _ in self._runs.values()), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 for work, task in list(self._runs.values()):

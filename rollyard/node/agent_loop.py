@@ -61,7 +61,7 @@ async def run_agent(
     sample_index: int,
     environment: Environment | None = None,
     turn_ended: Callable[[int], Awaitable[None]] | None = None,
-    goes_on: Callable[[], None] | None = None,
+    goes_on: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Fill `run` turn by turn, behind the turns that it has. A limit that is reached after the first prompt ends the run as
     Truncated. `turn_ended` is called after each turn with the turn's number, counted from 1; `goes_on` after each turn that
@@ -105,7 +105,7 @@ async def run_agent(
         if reply is not None and observation is not None:
             run.conversation.add_reply(reply.role, observation)
         if goes_on is not None:
-            goes_on()
+            await goes_on()
     run.cut_short = turns_ended(agent)
 
 

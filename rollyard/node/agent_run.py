@@ -22,6 +22,7 @@ from rollyard.node.lease_models import LeaseModels
 from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.own_tools import OwnTool
 from rollyard.node.replay import Replay, play_again
+from rollyard.node.resume_snapshots import ResumeSnapshots
 from rollyard.node.tool_execution import Tools
 from rollyard.node.turn_saver import TurnSaver
 from rollyard.sandbox.sandbox import Sandbox
@@ -99,6 +100,12 @@ class LoopRun:
         self._overdue = False
         self._sandbox = parts.sandbox
         self._saver: TurnSaver | None = None
+        self._snapshots: ResumeSnapshots | None = None
+        self._settled = 0
+        """Number of turns after which the conversation went on."""
+        self._stopping = self._ended = False
+        self._paused = asyncio.Event()
+        """Set when the loop stands between two turns, or has ended."""
 
     async def go_on_from(self, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:
         """Begin with the turns of other rollouts. Raises as `fork.go_on_from`."""
@@ -108,16 +115,42 @@ class LoopRun:
         """Begin with the saved turns of an earlier lease. Raises as `replay.play_again`."""
         spec = self._sandbox.spec
         has_network = spec.host_network or bool(spec.allowed_hosts)
-        return await play_again(self._run, saved, self._tools, begun_with, has_network, turn_ended)
+        replay = await play_again(self._run, saved, self._tools, begun_with, has_network, turn_ended)
+        self._settled = replay.kept
+        return replay
 
     def report(self, saver: TurnSaver, resumption: Resumption, *, changed: bool) -> None:
         """`changed`: the last turn is another than the saved one."""
         saver.resume(resumption, self._run if changed else None)
 
-    def save_with(self, saver: TurnSaver) -> None:
-        """Save the turns from now on."""
+    def save_with(self, saver: TurnSaver, snapshots: ResumeSnapshots) -> None:
+        """Save the turns from now on, and snapshots when they are due."""
         saver.begin(self._tools)
-        self._saver = saver
+        self._saver, self._snapshots = saver, snapshots
+
+    async def suspend(self) -> None:
+        """Stop the work before the next turn's calls, and save what another node agent needs to go on. The calls of a turn
+        that is under way are finished first."""
+        if self._saver is None or self._snapshots is None:
+            return
+        self._stopping = True
+        await self._saver.flush()
+        if self._settled == len(self._run.turns):  # a turn is being sampled
+            self._tools.hold()
+        else:
+            await self._paused.wait()
+            await self._saver.flush()
+        if not self._ended:
+            await self._snapshots.finish(self._run.turns[: self._settled])
+
+    async def _goes_on(self) -> None:
+        self._settled = len(self._run.turns)
+        if self._saver is not None and self._snapshots is not None:
+            self._saver.goes_on(self._run)
+            await self._snapshots.turn_saved(self._run)
+        if self._stopping:
+            self._paused.set()
+            await asyncio.Event().wait()  # until this task is cancelled
 
     async def turns(self) -> list[Turn]:
         """Return the turns so far."""
@@ -140,8 +173,7 @@ class LoopRun:
     async def run(self, budget: float, turn_ended: TurnEnded) -> AgentResult:
         """Run the loop to its end, or for `budget` seconds, in which the turns of earlier leases count. Raises as
         `run_agent`."""
-        lease, policy, saver = self._lease, self._policy, self._saver
-        goes_on = (lambda: saver.goes_on(self._run)) if saver is not None else None
+        lease, policy = self._lease, self._policy
         used = sum(sum(turn.timings.values()) for turn in self._run.turns)
         try:
             async with asyncio.timeout(max(0.0, budget - used)) as limit:
@@ -151,9 +183,12 @@ class LoopRun:
                     replies = _UncutReplies(environment, limit, budget, self._models)
                 work, tools = self._run, self._tools
                 of_lease = (lease.agent, lease.sampling, lease.sample_index)
-                await run_agent(work, policy, tools, *of_lease, replies, turn_ended, goes_on)
+                await run_agent(work, policy, tools, *of_lease, replies, turn_ended, self._goes_on)
         except TimeoutError:
             self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, budget_ended(budget)
+        finally:
+            self._ended = True
+            self._paused.set()
         return await self.result()
 
 

@@ -54,9 +54,11 @@ from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.own_loop import OwnLoopRun
 from rollyard.node.own_tools import OwnTool, start_tools
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.node.resume_snapshots import ResumeSnapshots
 from rollyard.node.run_snapshots import RunSnapshots
 from rollyard.node.sandbox_specs import SandboxSpecs, sandbox_specs
 from rollyard.node.saved_work import SavedWork, why_never
+from rollyard.node.snapshot_cost import prefers_snapshot
 from rollyard.node.stage_workers import StagePools
 from rollyard.node.turn_saver import TurnSaver, unpacked
 from rollyard.sandbox.sandbox import Sandbox
@@ -135,6 +137,8 @@ class LeaseRun:
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
         self._harness: Harness | None = None
         self._saver: TurnSaver | None = None
+        self._resume_snapshots: ResumeSnapshots | None = None
+        self._suspend: Callable[[], Awaitable[None]] | None = None
         self._resumptions: list[Resumption] = []
         self.over = False
         """True if the work on the lease has ended, for whatever reason."""
@@ -161,10 +165,10 @@ class LeaseRun:
             self._saver.stop("somebody looked into the sandbox")
         self._looks["looks_in_eval" if self.stage is Stage.EVAL else "looks"] += 1
 
-    async def flush(self) -> None:
-        """Wait until the turns so far are saved."""
-        if self._saver is not None:
-            await self._saver.flush()
+    async def suspend(self) -> None:
+        """Save what another node agent needs to go on with RUN. The agent does nothing more here."""
+        if self._suspend is not None and self.stage is Stage.RUN:
+            await self._suspend()
 
     @property
     def ref(self) -> LeaseRef:
@@ -310,8 +314,11 @@ class LeaseRun:
         if not self._lease.saved_turns:
             return SavedWork()
         stored, bodies = await self._node.uploads.stored_turns(self.ref)
-        turns = await asyncio.to_thread(unpacked, bodies)
-        return SavedWork(turns, stored.snapshot, tuple(stored.resumptions), len(turns))
+        turns, snapshot, spec = await asyncio.to_thread(unpacked, bodies), stored.snapshot, self._specs.run
+        has_network = spec.host_network or bool(spec.allowed_hosts)
+        if snapshot is not None and not prefers_snapshot([one.turn for one in turns], snapshot.turn, has_network):
+            snapshot = None
+        return SavedWork(turns, snapshot, tuple(stored.resumptions), len(turns))
 
     async def _run_with(self, handler: GuardedHandler, saved: SavedWork) -> RunResult:
         """Run INIT and RUN, or what is left of RUN. Raises ResumeFailed if the rest needs another sandbox."""
@@ -328,7 +335,11 @@ class LeaseRun:
                 )
                 if model is not None:
                     version = lease.endpoints[POLICY_ROLE].weights_version
-                    self._saver = await stack.enter_async_context(TurnSaver(self._node.uploads, self.ref, version))
+                    saver = TurnSaver(self._node.uploads, self.ref, version)
+                    self._saver = await stack.enter_async_context(saver)
+                    self._resume_snapshots = await stack.enter_async_context(
+                        ResumeSnapshots(sandbox, self._node.uploads, self.ref, saver)
+                    )
                     run = await self._agent(handler, sandbox, environment, *model, snapshots, saved)
                 else:
                     run = await run_check(self._lease, handler, sandbox, self._budget(Stage.RUN))
@@ -463,7 +474,9 @@ class LeaseRun:
                 if isinstance(loop, LoopRun) and never is None:
                     if saved.turns:
                         await self._play_again(loop, saved, turn_ended)
-                    loop.save_with(self._saver)
+                    assert self._resume_snapshots is not None
+                    loop.save_with(self._saver, self._resume_snapshots)
+                    self._suspend = loop.suspend
                 ran = await loop.run(budget, turn_ended)
             except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.

@@ -8,13 +8,14 @@ no others.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
 from rollyard.core.errors import ResumeFailed
 from rollyard.kinds.base import evolve
 from rollyard.node.agent_loop import AgentProgress, ResultTexts, append_results, calls_of, prompt_ids_of, result_texts
-from rollyard.node.same_result import same, was_cut
+from rollyard.node.same_result import same
+from rollyard.node.snapshot_cost import loses_state, not_repeatable
 from rollyard.node.tool_execution import Tools
 from rollyard.trajectory import SavedTurn, Turn
 from rollyard.trajectory.saved_turn import prompt_digest
@@ -34,15 +35,6 @@ class Replay:
     """Whether the last kept turn has new results."""
 
 
-def not_repeatable(turn: SavedTurn, has_network: bool) -> str | None:
-    """Return why the calls of a turn cannot be run again; None if they can."""
-    if not turn.turn.tool_calls:
-        return None
-    if has_network:
-        return "its calls had the network"
-    return "one of its calls was cut off" if any(map(was_cut, turn.turn.tool_results)) else None
-
-
 async def play_again(
     run: AgentProgress,
     saved: Sequence[SavedTurn],
@@ -57,10 +49,11 @@ async def play_again(
     Raises as `Tools.call`; ResumeFailed if the rollout must begin again in another sandbox; TaskError or TemplateUnusable if
     the chat template fails.
     """
-    replayed = 0
+    replayed, lost = 0, loses_state([one.turn for one in saved[:begun_with]])
+    tools.lose_state(lost)
     for number, one in enumerate(saved, start=1):
         again = number > begun_with
-        if again and (why := not_repeatable(one, has_network)) is not None:
+        if again and (why := _not_repeatable(one.turn, has_network, lost)) is not None:
             return Replay(number - 1, replayed, f"turn {number}: {why}")
         if not await _add_sampled(run, one):
             why = f"turn {number}: its prompt would have other tokens now"
@@ -76,6 +69,12 @@ async def play_again(
         if again:
             await turn_ended(number)
     return Replay(len(saved), replayed)
+
+
+def _not_repeatable(turn: Turn, has_network: bool, lost: Set[str]) -> str | None:
+    if lost and turn.tool_calls:
+        return f"the state of {' and '.join(sorted(lost))} is not in the snapshot"
+    return not_repeatable(turn, has_network)
 
 
 async def _add_sampled(run: AgentProgress, saved: SavedTurn) -> bool:

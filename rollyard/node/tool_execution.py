@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Sequence, Set
 from typing import Any
 
 from rollyard.node.own_tools import OwnTool
@@ -24,6 +25,17 @@ class Tools:
         self._sandbox = sandbox
         self._timeout = timeout
         self._form = form
+        self._lost: set[str] = set()
+        self._free = asyncio.Event()
+        self._free.set()
+
+    def lose_state(self, names: Set[str]) -> None:
+        """Say in the next result of each of these tools that its state is lost: the sandbox began with a snapshot."""
+        self._lost = set(names)
+
+    def hold(self) -> None:
+        """Let no call begin any more."""
+        self._free.clear()
 
     def is_repeatable(self, name: str) -> bool:
         """Whether a call of this tool can be run again in another sandbox."""
@@ -33,6 +45,7 @@ class Tools:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run a call and return the result for the model. Raises SandboxLost and SandboxBroken; for a handler's own tool also
         the errors of a handler."""
+        await self._free.wait()
         if name not in self.offered:
             return ToolResult(tool_results.unknown_tool_result(name, self.offered))
         if (own := self._own.get(name)) is not None:
@@ -60,18 +73,24 @@ class Tools:
         return None
 
     async def _call_built_in(self, name: str, arguments: dict[str, Any]) -> str:
+        lost = name in self._lost
+        self._lost.discard(name)
         match name:
             case "bash":
                 done = await self._sandbox.bash(arguments["command"], self._timeout)
                 late = self._timeout if done.timed_out else None
                 return tool_results.bash_result(
-                    done.output, done.exit_code, timed_out_after=late, restarted=done.restarted, notes=done.notes
+                    done.output,
+                    done.exit_code,
+                    timed_out_after=late,
+                    restarted=done.restarted or lost,
+                    notes=done.notes,
                 )
             case "ipython":
                 cell = await self._sandbox.ipython(arguments["code"], self._timeout)
                 late = self._timeout if cell.timed_out else None
                 return tool_results.ipython_result(
-                    cell.output, timed_out_after=late, restarted=cell.restarted, notes=cell.notes
+                    cell.output, timed_out_after=late, restarted=cell.restarted or lost, notes=cell.notes
                 )
             case _:
                 edit = await self._sandbox.edit(**arguments)

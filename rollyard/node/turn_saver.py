@@ -34,7 +34,7 @@ class TurnSaver:
         self._uploads = uploads
         self._ref = ref
         self._version = version
-        self._stored = 0
+        self.stored = 0
         """Number of turns that the server has."""
         self._waiting: list[bytes] = []
         self._resumed: Resumption | None = None
@@ -46,18 +46,13 @@ class TurnSaver:
         self._all_stored.set()
         self._task = asyncio.create_task(self._upload_all())
 
-    @property
-    def saved(self) -> int:
-        """Number of turns that are saved, including those on their way."""
-        return self._stored + len(self._waiting)
-
     def begin(self, tools: Tools) -> None:
         """Save the turns from now on."""
         self._tools, self.stopped = tools, ""
 
     def resume(self, resumption: Resumption, changed: AgentProgress | None = None) -> None:
         """Report where the lease went on. `changed`: the work so far, if its last turn is another than the saved one."""
-        self._stored, self._resumed = resumption.turn - (changed is not None), resumption
+        self.stored, self._resumed = resumption.turn - (changed is not None), resumption
         if changed is not None:
             self._waiting.append(packed(changed))
         self._wake()
@@ -95,7 +90,7 @@ class TurnSaver:
 
     async def _upload(self) -> None:
         bodies, resumed = list(self._waiting), self._resumed
-        header = TurnsHeader(lease=self._ref, kept=self._stored, resumed=resumed, weights_version=self._version)
+        header = TurnsHeader(lease=self._ref, kept=self.stored, resumed=resumed, weights_version=self._version)
         try:
             await self._uploads.turns(header, bodies)
         except ApiError as error:  # the lease is void, or the server takes no more of this rollout
@@ -104,7 +99,7 @@ class TurnSaver:
             self._waiting.clear()
             self._resumed = None
             return
-        self._stored += len(bodies)
+        self.stored += len(bodies)
         del self._waiting[: len(bodies)]
         if self._resumed is resumed:
             self._resumed = None

@@ -428,6 +428,8 @@ class SnapshotHeader(WireMessage):
     left_out_count: StoredCount = 0
     image: str = ""
     error: str | None = None
+    seconds: StoredSeconds = 0.0
+    """Time that it took."""
     resume: bool = False
     """True: the snapshot is kept only until RUN's result is stored, for a node agent that goes on with the rollout."""
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import random
+import signal
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
@@ -12,10 +17,12 @@ import pytest
 import pytest_asyncio
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import RolloutRequest
+from rollyard.core.aio import running
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.node.turn_saver import unpacked
 from rollyard.trajectory import SavedTurn, Trajectory
-from tests.support.file_work import file_turns, files_after, files_in, stem_task
+from tests.support.file_work import ANSWER, file_turns, files_after, files_in, stem_task
+from tests.support.scripted_agent import call
 from tests.support.scripted_engine import SAMPLED, scripted_pool
 from tests.support.yard import MODEL, Yard, end, kill
 
@@ -23,7 +30,22 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(60)]
 
 TURNS = 8
 SLOW = "sleep 0.5"
-NAMES = {name: file_turns(TURNS, seed, SLOW) for seed, name in enumerate(("killed-1", "never-1"))}
+MOST = 200
+"""Greatest number of rollouts of each kind in the storm."""
+LOST = "[the shell ended and was started anew; its state is lost]"
+WAYS = ("auto", "never")
+CUT = [
+    call("bash", command="true && printf %s NONCE > f0"),
+    call("bash", command="sleep 30"),
+    *(call("bash", command=f"{SLOW} && printf %s -NONCE >> f0") for _ in range(4)),
+    call("bash", command="cat f0"),
+    ANSWER,
+]
+"""Turns with a call that is stopped at its time limit."""
+NAMES = {"preempted-1": CUT} | {
+    name: file_turns(TURNS, seed, SLOW)
+    for seed, name in enumerate(["killed-1", "never-1", *(f"storm-{way}-{n:03}." for way in WAYS for n in range(MOST))])
+}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -110,6 +132,33 @@ async def test_a_killed_node_agent_costs_at_most_the_turn_under_way(resuming: tu
     assert f"after turn {len(before)}, {len(before)} played again, 0 sampled again" in out
 
 
+async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming: tuple[Yard, AsyncClient]) -> None:
+    """A call was cut off, so no other sandbox can come to the same files by its calls."""
+    yard, client = resuming
+    (id,) = await client.submit([request("preempted-1", tool_timeout_seconds=1.0)])
+
+    async def some_saved() -> bool:
+        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 4
+
+    await yard.until(some_saved)
+    for pid in yard.processes("node-agent", await holder(client, id)):
+        os.kill(pid, signal.SIGTERM)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    (resumption,) = ended.resumptions
+    assert resumption.turn >= 4
+    assert (resumption.snapshot, resumption.replayed, resumption.dropped) == (resumption.turn, 0, 0)
+    results = [result for turn in ended.turns for result in turn.tool_results]
+    assert [n for n, result in enumerate(results) if LOST in result] == [resumption.turn]
+    written = [
+        turn.tool_calls[0]["arguments"]["command"].rpartition("%s ")[2].split()[0]
+        for turn in ended.turns[:6]
+        if "printf" in turn.text
+    ]
+    assert results[6] == "".join(written)
+    assert rows(yard) == 0
+
+
 async def test_never_means_from_the_beginning(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
     (id,) = await client.submit([request("never-1", resume="never")])
@@ -124,3 +173,59 @@ async def test_never_means_from_the_beginning(resuming: tuple[Yard, AsyncClient]
     assert [(one.turn, one.why) for one in ended.resumptions] == [(0, "`resume` is never in its pool or its request")]
     assert sampled(yard, id) >= TURNS + 4
     await check_files(client, ended)
+
+
+async def strike(yard: Yard, client: AsyncClient, chance: random.Random, most: int, turns: int) -> Counter[str]:
+    """Kill node agents that run rollouts, or send them TERM as a preemption does, each time that so many turns were sampled."""
+    struck, log = Counter[str](), (yard.folder / "turns").with_suffix(SAMPLED)
+    while struck.total() < most:
+
+        async def more_sampled() -> bool:
+            return len(log.read_text().split()) >= turns * (struck.total() + 1)
+
+        await yard.until(more_sampled, 600.0)
+        running = [one.id async for one in client.rollouts() if one.stage is Stage.RUN and not one.status.terminal]
+        agents = yard.processes("node-agent", await holder(client, chance.choice(running))) if running else []
+        number = chance.choice((signal.SIGKILL, signal.SIGTERM))
+        for pid in agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        struck[number.name] += bool(agents)
+    return struck
+
+
+@pytest.mark.parametrize(("count", "kills"), [(10, 3), pytest.param(MOST, 70, marks=pytest.mark.long)])
+async def test_a_storm_costs_a_few_turns_and_no_file(
+    resuming: tuple[Yard, AsyncClient], count: int, kills: int
+) -> None:
+    """Half of the rollouts begin again at each loss, for comparison."""
+    yard, client = resuming
+    log = (yard.folder / "turns").with_suffix(SAMPLED)
+    log.write_text("")
+    asked = [
+        request(f"storm-{way}-{n:03}.", resume=way).model_copy(update={"id": f"storm-{count}-{way}-{n:03}"})
+        for n in range(count)
+        for way in WAYS
+    ]
+    turns = TURNS * len(asked) // (kills + 1)
+    async with running(strike(yard, client, random.Random(count), kills, turns)) as storm:
+        ended = await yard.gather(client, await client.submit(asked), 3000)
+        struck = await storm
+    again = {way: 0.0 for way in WAYS}
+    for way in WAYS:
+        own = [one for one in ended if f"-{way}-" in one.id]
+        assert {one.status for one in own} <= {Status.COMPLETED, Status.INFRA_FAILED}
+        done = [one for one in own if one.status is Status.COMPLETED]
+        assert len(done) > 0.9 * len(own), [one.error for one in own]
+        for one in done:
+            assert (one.reward, len(one.turns)) == (1.0, TURNS)
+            await check_files(client, one)
+        again[way] = log.read_text().count(f"storm-{way}-") / (TURNS * len(own)) - 1
+    resumed = [one for trajectory in ended for one in trajectory.resumptions if one.turn]
+    print(
+        f"\n{len(ended)} rollouts of {TURNS} turns, {dict(struck)}: sampled again {again['auto']:.1%} with resume: auto, "
+        f"{again['never']:.1%} with never; {len(resumed)} resumptions, {sum(one.turn for one in resumed)} turns kept"
+    )
+    assert resumed
+    assert again["auto"] < again["never"]
+    assert rows(yard) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,9 @@ class Shell:
         self.called: list[str] = []
         self._answers = answers
 
+    def lose_state(self, names: Set[str]) -> None:
+        self.lost = set(names)
+
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         command = arguments["command"]
         self.called.append(command)
@@ -38,7 +41,10 @@ async def work(template: ChatTemplate, texts: Sequence[str], **answers: str) -> 
     """Run a conversation; return it with its saved turns."""
     run, bodies = begun(template), list[bytes]()
     tools, policy = Shell(**answers), Told(template, *texts)
-    goes_on = lambda: bodies.append(packed(run))  # noqa: E731
+
+    async def goes_on() -> None:
+        bodies.append(packed(run))
+
     await run_agent(run, policy, cast(Any, tools), AgentSpec(), Sampling(), 0, goes_on=goes_on)
     return run, unpacked(bodies)
 
@@ -115,8 +121,8 @@ async def test_calls_with_the_network_are_kept_only_in_a_snapshot(template: Chat
     _, replay, _ = await again(template, saved, shell, network=True)
     assert replay == Replay(0, 0, "turn 1: its calls had the network")
     run, replay, ended = await again(template, saved, shell, begun_with=2, network=True)
-    assert replay == Replay(2, 0, "turn 3: its calls had the network")
-    assert (len(run.turns), ended, shell.called) == (2, [], [])
+    assert replay == Replay(2, 0, "turn 3: the state of bash is not in the snapshot")
+    assert (len(run.turns), ended, shell.called, shell.lost) == (2, [], [], {"bash"})
 
 
 async def test_another_template_keeps_the_turns_before_it(template: ChatTemplate) -> None:

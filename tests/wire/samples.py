@@ -290,6 +290,7 @@ SAMPLES = (
         left_out_count=1,
         image="sha256:1",
         error="why",
+        seconds=0.5,
         resume=True,
     ),
     TurnsHeader(lease=REF, kept=2, resumed=RESUMPTION, weights_version="v3"),

@@ -70,10 +70,11 @@ def turns_report(upload: TurnsUpload, holder_uid: str, now: float) -> Report:
         told = resumed.model_dump() if resumed is not None else None
         if told is not None and stored.resumptions[-1:] == (told,):
             resumed = told = None  # a repeated upload
-        tx.put_turns(record, header.kept, upload.bodies, told)
+        turns = header.kept + len(upload.bodies)
+        if turns:  # else all that is stored is deleted with the change of the record
+            tx.put_turns(record, header.kept, upload.bodies, told)
         if resumed is not None:
             tx.delete_snapshots_after(record, header.kept)
-        turns = header.kept + len(upload.bodies)
         return [(record, TurnsSaved(now, header.lease.fence, turns, resumed, header.weights_version))]
 
     return pick

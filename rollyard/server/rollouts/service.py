@@ -14,7 +14,13 @@ from typing import TypeVar
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.errors import ApiError, Fenced, Invalid, NotFound, TooLarge
-from rollyard.core.telemetry import ATTEMPTS_FAULTED, LEASES_LOST, RESUME_SNAPSHOT_BYTES, ROLLOUTS_OUTDATED
+from rollyard.core.telemetry import (
+    ATTEMPTS_FAULTED,
+    LEASES_LOST,
+    RESUME_SNAPSHOT_BYTES,
+    RESUME_SNAPSHOT_SECONDS,
+    ROLLOUTS_OUTDATED,
+)
 from rollyard.kinds.failure_table import ENDINGS, NODE_AGENT_ERROR, Again, Ending
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
@@ -208,6 +214,7 @@ class RolloutService:
         await self.transact(lambda tx, changes: put(tx, changes, header, holder_uid, archive, now))
         if header.resume:
             RESUME_SNAPSHOT_BYTES.inc(len(archive))
+            RESUME_SNAPSHOT_SECONDS.inc(header.seconds)
 
     async def finish_all(
         self, results: Sequence[tuple[ResultHeader, bytes | None]], holder_uid: str

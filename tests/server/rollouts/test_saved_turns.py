@@ -222,6 +222,8 @@ class Site:
         assert (state.snapshot.about.turn if state.snapshot is not None else 0) == self.snapshot
         sizes = (sum(map(len, stored)), state.snapshot.about.size if state.snapshot is not None else 0)
         assert tx.resume_totals(record.pool_key) == sizes
+        (states,) = self.db.execute("SELECT count(*) FROM resume_states").fetchone()
+        assert states == (len(stored) > 0)
         if record.status.terminal or record.stage is Stage.EVAL:
             assert not stored
             assert tx.resume_state(record).snapshot is None

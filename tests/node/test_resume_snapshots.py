@@ -1,0 +1,140 @@
+"""Snapshots from which another node agent goes on: behind their turns, within limits, and never at another's cost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rollyard.core.errors import Fenced, Invalid, ResumeFailed
+from rollyard.kinds.rollout import AgentSpec, Sampling, Stage, Status
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.node import resume_snapshots
+from rollyard.node.agent_loop import run_agent
+from rollyard.node.lease_run import LeaseRun
+from rollyard.node.resume_snapshots import ResumeSnapshots
+from rollyard.node.saved_work import SavedWork
+from rollyard.node.tool_execution import Tools
+from rollyard.node.turn_saver import TurnSaver
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.base import Handler
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.trajectory import Outcome, RunResult, SavedTurn
+from rollyard.wire.node import LeaseRef, SnapshotHeader, TurnsHeader
+from tests.node.test_fork import CALLS, Told, begun
+from tests.node.test_lease_run import Full, work
+
+REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
+
+
+class Server:
+    """Keeps the order in which uploads arrive. It takes turns once `open` is set."""
+
+    def __init__(self, *, refuses_turns: Exception | None = None, refuses_snapshots: Exception | None = None) -> None:
+        self.arrived: list[str] = []
+        self.open = asyncio.Event()
+        self._refuses_turns, self._refuses_snapshots = refuses_turns, refuses_snapshots
+
+    async def turns(self, header: TurnsHeader, bodies: list[bytes]) -> None:
+        await self.open.wait()
+        if self._refuses_turns is not None:
+            raise self._refuses_turns
+        self.arrived.append(f"turns {header.kept}+{len(bodies)}")
+
+    async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
+        if self._refuses_snapshots is not None:
+            raise self._refuses_snapshots
+        assert archive
+        assert header.resume
+        assert header.files > 0
+        self.arrived.append(f"snapshot {header.turn}")
+
+
+async def saved(
+    sandbox: Sandbox, server: Server, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> ResumeSnapshots:
+    """Run a conversation with two calls and a snapshot after each turn."""
+    monkeypatch.setattr(resume_snapshots, "is_due", lambda last, since, calls: calls > 0)
+    run, tools = begun(template), Tools(["bash"], sandbox, 30.0)
+    uploads = cast(Any, server)
+    async with (
+        TurnSaver(uploads, REF, "v1") as saver,
+        ResumeSnapshots(sandbox, uploads, REF, saver) as snapshots,
+    ):
+        saver.begin(tools)
+
+        async def goes_on() -> None:
+            saver.goes_on(run)
+            await snapshots.turn_saved(run)
+
+        policy = Told(template, *CALLS[:2], "end")
+        await run_agent(run, policy, tools, AgentSpec(), Sampling(), 0, goes_on=goes_on)
+        assert server.arrived == [], "the agent does not wait for the server"
+        server.open.set()
+        await saver.flush()
+        await snapshots.finish(run.turns[:2])
+        return snapshots
+
+
+@pytest.fixture
+def template(model_dir: Path) -> ChatTemplate:
+    return ChatTemplate.load(model_dir)
+
+
+async def test_a_snapshot_is_stored_behind_its_turn(
+    sandbox: Sandbox, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    await sandbox.bash("echo noted > notes.txt")
+    assert (await saved(sandbox, server, template, monkeypatch)).stopped == ""
+    assert server.arrived == ["turns 0+1", "turns 1+1", "snapshot 1"], "the second one waits: one at a time"
+
+
+async def test_turns_that_are_not_stored_have_no_snapshot(
+    sandbox: Sandbox, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(refuses_turns=Fenced("lease 1 is void"))
+    await sandbox.bash("echo noted > notes.txt")
+    await saved(sandbox, server, template, monkeypatch)
+    assert server.arrived == []
+
+
+@pytest.mark.parametrize("refused_by", ["size", "server"])
+async def test_what_cannot_be_saved_costs_no_turn(
+    sandbox: Sandbox, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, refused_by: str
+) -> None:
+    server = Server(refuses_snapshots=Invalid("it has no such turn") if refused_by == "server" else None)
+    if refused_by == "size":
+        monkeypatch.setattr(resume_snapshots, "MAX_SNAPSHOT_BYTES", 1000)
+        await sandbox.bash("head -c 3000000 /dev/urandom > noise")
+    else:
+        await sandbox.bash("echo noted > notes.txt")
+    stopped = (await saved(sandbox, server, template, monkeypatch)).stopped
+    assert ("at most 1000 bytes" if refused_by == "size" else "no such turn") in stopped
+    assert server.arrived == ["turns 0+1", "turns 1+1"]
+
+
+class Unusable(LeaseRun):
+    """A lease whose saved work cannot be used."""
+
+    tried: list[tuple[int, int]]
+
+    async def _saved_work(self) -> SavedWork:
+        self.tried = []
+        return SavedWork(cast(list[SavedTurn], [None] * 3), RolloutSnapshot(turn=2), count=3)
+
+    async def _run_with(self, handler: Handler, saved: SavedWork) -> RunResult:
+        self.tried.append((len(saved.turns), saved.begun_with))
+        if saved.turns:
+            raise ResumeFailed("it is damaged")
+        assert saved.failed == "it is damaged"
+        return RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
+
+
+async def test_a_damaged_snapshot_leads_to_init_and_damaged_turns_to_the_beginning() -> None:
+    run = cast(Unusable, work(Unusable, Full()))
+    run._lease = run._lease.model_copy(update={"agent": AgentSpec(type="nothing")})
+    await run.run()
+    assert run.tried == [(3, 2), (3, 0), (0, 0)]
