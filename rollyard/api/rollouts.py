@@ -27,7 +27,7 @@ from rollyard.server.rollouts.waiting_reason import explain, explain_parked, exp
 from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
 from rollyard.store.rollout_search import GROUPED, METADATA
 from rollyard.trajectory.artifact import to_json, unpack
-from rollyard.trajectory.columns import CONTENT_TYPE
+from rollyard.trajectory.columns import CONTENT_TYPE, encode
 from rollyard.trajectory.frames import framed
 
 MAX_WAIT_SECONDS = 60.0
@@ -258,11 +258,12 @@ async def _counts(request: web.Request) -> web.Response:
     return web.json_response(counts)
 
 
-@accepts("namespace", "pool", "group", "after", "trajectories")
+@accepts("namespace", "pool", "group", "after", "trajectories", "present")
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Send ended rollouts, each as a server-sent event, beginning after the cursor in `after` or Last-Event-ID.
 
-    In the format of columns, each rollout is a file, preceded by the file's length.
+    In the format of columns, each rollout is a file, preceded by the file's length. `present=true`: end the answer when it has
+    all rollouts that have ended, with an event `end`, or a file without samples.
     """
     services, query = request.app[SERVICES], request.query
     after = integer(request, "after", 0)
@@ -280,9 +281,9 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
     await response.prepare(request)
     await response.write(framed(b"") if columns else b": rollouts\n\n")
-    found = services.rollouts.ends.stream(
-        after, namespace_of(request), query.get("group"), query.get("pool"), KEEP_ALIVE_SECONDS
-    )
+    scope = (namespace_of(request), query.get("group"), query.get("pool"))
+    present = flag(request, "present")
+    found = services.rollouts.ends.stream(after, *scope, KEEP_ALIVE_SECONDS, only_present=present)
     async for record in found:
         if record is None:
             await response.write(framed(b"") if columns else b": nothing yet\n\n")
@@ -292,6 +293,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
             data = await read_trajectory(services, record) if trajectories else _view(services, record)
             text = await asyncio.to_thread(json.dumps, data)
             await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {text}\n\n".encode())
+    # An explicit end, so that a reader can tell it from a broken connection.
+    await response.write(framed(encode([], {"cursor": 0})) if columns else b"event: end\ndata: {}\n\n")
     return response
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "eval": ("evaluations", "Evaluate a policy on a set of tasks, and compare evaluations."),
     "exec": ("exec", "Run a command in the sandbox of a running rollout, or of a failed one that is kept."),
     "explain": ("explain", "Describe a kind or one of its fields."),
+    "export": ("export", "Write rollouts, groups or evaluations to files."),
     "get": ("objects", "Show objects of one kind, or of several: `get ip,rp`."),
     "images": ("images", "Build, list, pull or delete sandbox images of this node, or of a shared folder."),
     "inference-server": ("processes", "Run an engine; batch scripts of InferencePools call this."),

@@ -80,6 +80,14 @@ class RolloutClient(ApiClient):
         body = await self._http.json("GET", rollout_path(id) + "/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
 
+    async def token_texts(self, id: str, namespace: str | None = None) -> tuple[dict[int, str], dict[int, bytes]]:
+        """Return the text of each id in an ended rollout's trajectory; and the bytes of ids that are parts of characters.
+        Raises NotFound, also if the pool with the tokenizer is gone."""
+        found = await self._http.json("GET", rollout_path(id) + "/tokens", query=self._http.query(namespace))
+        return {int(k): v for k, v in found["texts"].items()}, {
+            int(k): bytes.fromhex(v) for k, v in found["bytes"].items()
+        }
+
     async def artifact(self, id: str, namespace: str | None = None) -> Artifact:
         """Return the artifact that EVAL scores, name -> text or bytes. Raises NotFound before the end of RUN, and Expired if
         the artifact is deleted (`artifactTtlSecondsAfterFinished` of the pool)."""
@@ -263,24 +271,36 @@ class RolloutClient(ApiClient):
             yield cursor, await _trajectory(columns)
 
     async def stream_columns(
-        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
+        self,
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        after: int = 0,
+        only_present: bool = False,
     ) -> AsyncIterator[tuple[int, Columns]]:
-        """Do the same as `stream`, with each trajectory as arrays. `trajectory.columns.join` joins several trajectories."""
+        """Do the same as `stream`, with each trajectory as arrays. `trajectory.columns.join` joins several trajectories.
+        `only_present`: stop after the last rollout that has ended."""
         from rollyard.client import rollout_answers
         from rollyard.trajectory.columns import CONTENT_TYPE
 
         backoff = Backoff()
         while True:
             query = self._http.query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
+            if only_present:
+                query["present"] = "true"
             try:
                 async with self._http.stream(
                     "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=CONTENT_TYPE
                 ) as answer:
                     async for cursor, columns in rollout_answers.read_stream(answer):
                         backoff.reset()
-                        if columns is not None:
-                            yield cursor, columns
-                            after = cursor
+                        if columns is None:
+                            continue
+                        if not len(columns):
+                            return  # the server's last file, which it sends only if it was asked for the present ones
+                        yield cursor, columns
+                        after = cursor
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
                 pass
             await backoff.wait()

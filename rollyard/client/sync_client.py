@@ -121,6 +121,7 @@ class Client(Blocking[AsyncClient]):
     rollout = blocking(AsyncClient.rollout)
     rollout_columns = blocking(AsyncClient.rollout_columns)
     rollout_history = blocking(AsyncClient.rollout_history)
+    token_texts = blocking(AsyncClient.token_texts)
     artifact = blocking(AsyncClient.artifact)
     images_needed = blocking(AsyncClient.images_needed)
     snapshots = blocking(AsyncClient.snapshots)

@@ -40,10 +40,17 @@ class RolloutEnds:
         return await self._get(namespace, id)
 
     async def stream(
-        self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
+        self,
+        after: int,
+        namespace: str,
+        group: str | None,
+        pool: str | None,
+        idle_seconds: float,
+        *,
+        only_present: bool = False,
     ) -> AsyncIterator[RolloutRecord | None]:
-        """Yield terminal records after this cursor, for ever, without checks. Yield None whenever `idle_seconds` pass without a
-        record."""
+        """Yield terminal records after this cursor, without checks: for ever, or, with `only_present`, until there is no
+        further one. Yield None whenever `idle_seconds` pass without a record."""
         loop = asyncio.get_running_loop()
         due = loop.time() + idle_seconds
         while True:
@@ -59,6 +66,8 @@ class RolloutEnds:
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:
+                if only_present:
+                    return
                 await wait_or_timeout(ended, due - loop.time())
 
     def note(self, record: RolloutRecord) -> None:

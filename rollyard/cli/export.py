@@ -1,0 +1,257 @@
+"""`rollyard export`: rollouts, delivered groups and evaluations as files for other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+import click
+
+from rollyard import __version__
+from rollyard.cli.options import with_client
+from rollyard.cli.written_file import say, written_file
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import BadRequest, NotFound, Unavailable
+from rollyard.kinds.rollout import Status
+
+if TYPE_CHECKING:
+    from rollyard.trajectory.columns import Columns
+
+EVERY = 1000
+"""Rollouts between two lines of progress."""
+FORMS = {".parquet": "parquet", ".jsonl": "jsonl"}
+
+_output = click.option(
+    "-o",
+    "--output",
+    required=True,
+    help="new file; - for standard output. With --format atif: a folder, which gets one file for each rollout",
+)
+_form = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "jsonl", "atif"]),
+    help="form of the file  [default: that of its name, .parquet or .jsonl]",
+)
+
+
+class Target(Protocol):
+    """Place where rollouts are written."""
+
+    def write(self, columns: Columns) -> None: ...
+
+
+@click.group()
+def export() -> None:
+    """Write rollouts, groups of batches or evaluations to files: Parquet, JSON lines, or Harbor's ATIF."""
+
+
+@export.command("rollouts")
+@click.option("--pool", help="only rollouts of this RolloutPool")
+@click.option("--group", help="only rollouts of this group")
+@click.option(
+    "--status",
+    multiple=True,
+    type=click.Choice([status.value for status in Status if status.terminal], case_sensitive=False),
+    help="only rollouts with this status; repeat for several",
+)
+@click.option("--prefix", default="", help="only rollouts whose ids begin with it")
+@_form
+@_output
+@with_client
+async def rollouts(
+    client: AsyncClient,
+    namespace: str,
+    pool: str | None,
+    group: str | None,
+    status: tuple[str, ...],
+    prefix: str,
+    form: str | None,
+    output: str,
+) -> None:
+    """Write the rollouts that have ended so far, in the order of their ends, except checks of tasks."""
+    found = client.stream_columns(namespace, pool=pool, group=group, only_present=True)
+
+    async def chosen() -> AsyncIterator[Columns]:
+        async for _, columns in found:
+            (sample,) = columns.samples
+            if sample["id"].startswith(prefix) and (not status or sample["status"] in status):
+                yield columns
+
+    await _write(chosen(), form, output)
+
+
+@export.command("batches")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@_form
+@_output
+@with_client
+async def batches(client: AsyncClient, namespace: str, ids: tuple[str, ...], form: str | None, output: str) -> None:
+    """Write the rollouts of the groups that batches have delivered so far. The field `delivery` of a rollout is the number of
+    its group; groups that are deleted are missing."""
+
+    async def delivered() -> AsyncIterator[Columns]:
+        for id in ids:
+            after, upto = 0, (await client.get_batch(id, namespace)).delivered
+            while after < upto:
+                page = await client.groups(id, namespace, after=after)
+                for one in page.groups:
+                    about = {"batch": id, "delivery": one.delivery, "staleness": one.staleness}
+                    yield one.columns.with_samples([{**sample, **about} for sample in one.columns.samples])
+                if page.next <= after:
+                    break
+                after = page.next
+
+    await _write(delivered(), form, output)
+
+
+@export.command("html")
+@click.argument("ids", nargs=-1, metavar="[ID...]")
+@click.option("--group", help="all rollouts of this group that have ended")
+@click.option("-o", "--output", required=True, help="new file, such as rollout.html; - for standard output")
+@with_client
+async def html(client: AsyncClient, namespace: str, ids: tuple[str, ...], group: str | None, output: str) -> None:
+    """Write rollouts as one HTML file to send to somebody: conversation, tool calls, tokens. It has no script and loads
+    nothing."""
+    from rollyard.trajectory.html_page import TokenTexts, html_page
+
+    chosen = list(ids)
+    if group is not None:
+        chosen += [view.id async for view in client.rollouts(namespace, group=group) if view.status.terminal]
+    if not chosen:
+        raise click.UsageError("name rollouts by id, or a group with ended rollouts by --group")
+    texts, parts, found = dict[int, str](), dict[int, bytes](), []
+    for id in dict.fromkeys(chosen):
+        _, trajectory = await client.rollout(id, namespace)
+        if trajectory is None:
+            raise BadRequest(f"rollout {id} has not ended yet; export it when it has")
+        found.append(trajectory)
+        try:
+            some, others = await client.token_texts(id, namespace)
+        except (NotFound, Unavailable) as error:
+            say(f"tokens of {id} are shown by their ids: {error}")
+        else:
+            texts |= some
+            parts |= others
+    with written_file(None if output == "-" else Path(output)) as opened:
+        opened.write(html_page(found, TokenTexts(texts, parts)))
+
+
+@export.command("evaluations")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "jsonl"]),
+    help="form of the file  [default: that of its name, .parquet or .jsonl]",
+)
+@click.option("-o", "--output", required=True, help="new file; - for standard output")
+@with_client
+async def evaluations(
+    client: AsyncClient, namespace: str, names: tuple[str, ...], form: str | None, output: str
+) -> None:
+    """Write the results of evaluations, one row for each task, with the rewards of its rollouts."""
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        for task in await client.evaluated_tasks(name, namespace):
+            rows.append({"evaluation": name, **task.model_dump(mode="json")})
+    form = _form_of(form, output)
+    if form == "parquet":
+        from rollyard.trajectory.parquet import load_pyarrow
+
+        pa = load_pyarrow()
+        with _new_file(output) as part:
+            pa.parquet.write_table(pa.Table.from_pylist([_flat(row) for row in rows]), part, compression="zstd")
+    else:
+        with written_file(None if output == "-" else Path(output)) as opened:
+            opened.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    say(f"{len(rows)} tasks written")
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with objects as JSON texts, because their fields differ from row to row."""
+    return {k: json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for k, v in row.items()}
+
+
+async def _write(found: AsyncIterator[Columns], form: str | None, output: str) -> None:
+    form, count = _form_of(form, output), 0
+    with _opened(form, output) as target:
+        async for columns in found:
+            target.write(columns)
+            before, count = count, count + len(columns)
+            if before // EVERY < count // EVERY and sys.stderr.isatty():
+                say(f"{count} rollouts so far")
+    say(f"{count} rollouts written")
+
+
+def _form_of(form: str | None, output: str) -> str:
+    found = form or FORMS.get(Path(output).suffix)
+    if found is None:
+        raise click.UsageError(f"choose --format for {output}, or a name that ends in {' or '.join(FORMS)}")
+    if output == "-" and found != "jsonl":
+        raise click.UsageError("standard output takes JSON lines only: --format jsonl")
+    return found
+
+
+@contextlib.contextmanager
+def _opened(form: str, output: str) -> Iterator[Target]:
+    if form == "parquet":
+        from rollyard.trajectory.parquet import ParquetFile
+
+        with _new_file(output) as part, ParquetFile(part) as file:
+            yield file
+    elif form == "atif":
+        yield AtifFolder(Path(output))
+    else:
+        with written_file(None if output == "-" else Path(output)) as opened:
+            yield JsonLines(opened.write)
+
+
+@contextlib.contextmanager
+def _new_file(output: str) -> Iterator[Path]:
+    """Return a name beside the output. The file appears under its own name when it is complete."""
+    path = Path(output)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    except OSError as error:
+        raise BadRequest(f"{error.filename or output}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """One trajectory a line, as `rollyard submit -o jsonl` prints it."""
+
+    def __init__(self, write: Any) -> None:
+        self._write = write
+
+    def write(self, columns: Columns) -> None:
+        for document in columns.documents():
+            self._write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+class AtifFolder:
+    """A folder with one ATIF document for each rollout."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadRequest(f"{error.filename or folder}: {error.strerror}") from None
+        self._folder = folder
+
+    def write(self, columns: Columns) -> None:
+        from rollyard.trajectory.atif import atif
+        from rollyard.trajectory.trajectory import Trajectory
+
+        trajectories: Sequence[Trajectory] = columns.read(Trajectory, extra="ignore")
+        for trajectory in trajectories:
+            with written_file(self._folder / f"{quote(trajectory.id, safe='')}.json") as opened:
+                json.dump(atif(trajectory, __version__), opened, ensure_ascii=False)
