@@ -48,7 +48,7 @@ class Target(Protocol):
 
 @click.group()
 def export() -> None:
-    """Write rollouts, groups of batches or evaluations to files: Parquet, JSON lines, or Harbor's ATIF."""
+    """Write rollouts, groups or evaluations to files. The forms are Parquet, JSON lines, Harbor's ATIF, and HTML."""
 
 
 @export.command("rollouts")
@@ -118,7 +118,7 @@ async def batches(client: AsyncClient, namespace: str, ids: tuple[str, ...], for
 async def html(client: AsyncClient, namespace: str, ids: tuple[str, ...], group: str | None, output: str) -> None:
     """Write rollouts as one HTML file to send to somebody: conversation, tool calls, tokens. It has no script and loads
     nothing."""
-    from rollyard.trajectory.html_page import TokenTexts, html_page
+    from rollyard.trajectory.html_page import ShownTokens, html_page
 
     chosen = list(ids)
     if group is not None:
@@ -139,7 +139,7 @@ async def html(client: AsyncClient, namespace: str, ids: tuple[str, ...], group:
             texts |= some
             parts |= others
     with written_file(None if output == "-" else Path(output)) as opened:
-        opened.write(html_page(found, TokenTexts(texts, parts)))
+        opened.write(html_page(found, ShownTokens(texts, parts)))
 
 
 @export.command("evaluations")

@@ -41,14 +41,14 @@ details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); }
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTexts:
+class ShownTokens:
     """Texts of token ids. A token that is a part of a character has its bytes in `parts` instead. Others show their id."""
 
     texts: Mapping[int, str] = field(default_factory=dict)
     parts: Mapping[int, bytes] = field(default_factory=dict)
 
 
-def html_page(trajectories: Sequence[Trajectory], known: TokenTexts) -> str:
+def html_page(trajectories: Sequence[Trajectory], known: ShownTokens) -> str:
     """Return the file: one trajectory, or several, such as those of a group."""
     group = {t.group for t in trajectories}
     title = trajectories[0].id if len(trajectories) == 1 else f"{len(trajectories)} rollouts"
@@ -64,7 +64,7 @@ def html_page(trajectories: Sequence[Trajectory], known: TokenTexts) -> str:
     )
 
 
-def _rollout(trajectory: Trajectory, known: TokenTexts) -> Iterator[str]:
+def _rollout(trajectory: Trajectory, known: ShownTokens) -> Iterator[str]:
     yield f"<section>\n<h2>{_text(trajectory.id)}</h2>\n<dl>\n"
     for name, value in _facts(trajectory):
         yield f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>\n"
@@ -111,7 +111,7 @@ def _turn(number: int, turn: Turn) -> Iterator[str]:
         yield _block(turn.observation, "result")
 
 
-def _tokens(segment: Segment, known: TokenTexts) -> Iterator[str]:
+def _tokens(segment: Segment, known: ShownTokens) -> Iterator[str]:
     """Yield the tokens, neighbours of one class together. The classes show the mask and the logprob."""
     last, waiting, bytes_waiting = "", list[str](), b""
     for id, sampled, logprob in zip(segment.token_ids, segment.loss_mask, segment.logprobs, strict=True):
@@ -126,7 +126,7 @@ def _tokens(segment: Segment, known: TokenTexts) -> Iterator[str]:
         yield f'<span class="{last}">{_text("".join(waiting))}</span>'
 
 
-def _shown(id: int, known: TokenTexts, before: bytes) -> tuple[str, bytes]:
+def _shown(id: int, known: ShownTokens, before: bytes) -> tuple[str, bytes]:
     """Return a token's text, and the bytes of a character that goes on in the next token. `before`: those of earlier ones."""
     if (part := known.parts.get(id)) is None:
         return known.texts.get(id, f"⟨{id}⟩"), b""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.trajectory import Segment, Trajectory, Turn
-from rollyard.trajectory.html_page import TokenTexts, html_page
+from rollyard.trajectory.html_page import ShownTokens, html_page
 from tests.support.browser import chromium
 from tests.wire.samples import OUTCOME
 
@@ -41,7 +41,7 @@ TAGS = {
 }  # fmt: skip
 
 
-def hostile() -> tuple[Trajectory, TokenTexts]:
+def hostile() -> tuple[Trajectory, ShownTokens]:
     """A trajectory with payloads in every text."""
     every = " ".join(PAYLOADS).replace("\ud800", "")
     turns = [
@@ -61,7 +61,7 @@ def hostile() -> tuple[Trajectory, TokenTexts]:
     made = Trajectory(
         id=every, group=every, sample_index=0, attempt=1, task={"kind": "math", "problem": every}, **fields
     )
-    return made, TokenTexts(dict(enumerate(PAYLOADS)))
+    return made, ShownTokens(dict(enumerate(PAYLOADS)))
 
 
 class Read(HTMLParser):
@@ -110,7 +110,7 @@ def test_tokens_have_the_class_of_their_probability_and_characters_are_put_toget
     )  # fmt: skip
     fields = {**OUTCOME.model_dump(), "segments": [segment], "turns": []}
     made = Trajectory(id="r", group=None, sample_index=0, attempt=1, task={"kind": "math"}, **fields)
-    known = TokenTexts({1: "a<", 4: "d"}, {2: "é".encode()[:1], 3: "é".encode()[1:]})
+    known = ShownTokens({1: "a<", 4: "d"}, {2: "é".encode()[:1], 3: "é".encode()[1:]})
     spans = re.findall(r'<span class="(\w+)">([^<]*)</span>', html_page([made], known))
     assert spans == [("given", "a&lt;"), ("p0", "é"), ("p1", "d"), ("p4", "⟨5⟩⟨6⟩")]
 
@@ -120,7 +120,7 @@ def test_a_group_has_its_name_and_each_rollout_once() -> None:
         Trajectory(id=f"g.{i}", group="g", sample_index=i, attempt=1, task={"kind": "math"}, **OUTCOME.model_dump())
         for i in range(3)
     ]
-    page = html_page(made, TokenTexts())
+    page = html_page(made, ShownTokens())
     assert "<title>group g</title>" in page
     assert re.findall(r"<h2>([^<]*)</h2>", page) == ["g.0", "g.1", "g.2"]
 
