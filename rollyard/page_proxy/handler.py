@@ -150,11 +150,10 @@ class PageProxy:
         try:
             async for piece in answer.content.iter_any():
                 await response.write(piece)
-        except (
-            aiohttp.ClientError,
-            TimeoutError,
-        ) as error:  # an end without a last chunk: the page sees that it broke off
-            raise ConnectionAbortedError(str(error)) from None
+        except (aiohttp.ClientError, TimeoutError):
+            if request.transport is not None:
+                request.transport.close()  # without a last chunk, so that the page sees that the answer broke off
+            return response
         await response.write_eof()
         return response
 
