@@ -26,36 +26,43 @@ def command(yard: Yard, *words: str, **variables: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-async def test_the_browser_is_opened_and_each_signal_ends_the_command(yard: Yard, tmp_path: Path) -> None:
+async def test_the_browser_is_opened_and_ctrl_c_ends_the_command(yard: Yard, tmp_path: Path) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    running = [command(yard, BROWSER=str(browser)), command(yard, "--no-browser", BROWSER="false"), command(yard)]
-    for process, number in zip(running, numbers, strict=True):
-        assert process.stdout is not None
-        address = (await asyncio.to_thread(process.stdout.readline)).strip()
-        assert address.startswith("http://127.0.0.1:")
-        if number is signal.SIGINT:
-            assert await until(lambda: opened.exists() and opened.read_text().strip()) == address
-        async with aiohttp.ClientSession() as http, http.get(address) as answer:
-            assert answer.status == 200
-            assert answer.cookies
-        process.send_signal(number)
-        out, err = await asyncio.to_thread(process.communicate, timeout=60)
-        assert (process.returncode, out) == (0, "")
-        assert "within 5 minutes" in err
-        assert "Ctrl-C" in err
+    process = command(yard, BROWSER=str(browser))
+    address = await printed(process)
+    assert await until(lambda: opened.exists() and opened.read_text().strip()) == address
+    async with aiohttp.ClientSession() as http, http.get(address) as answer:
+        assert answer.status == 200
+        assert answer.cookies
+    err = await ended_by(process, signal.SIGINT)
+    assert "within 5 minutes" in err
+    assert "Ctrl-C" in err
 
 
-async def test_ssh_is_explained_and_a_taken_port_is_an_error(yard: Yard, proxy: RunningProxy) -> None:
-    taken = command(yard, "--port", str(proxy.port))
-    _, err = await asyncio.to_thread(taken.communicate, timeout=60)
-    assert taken.returncode == 1
+async def test_a_tunnel_is_explained_and_the_end_of_the_terminal_ends_the_command(yard: Yard) -> None:
+    process = command(yard, "--no-browser", BROWSER="false", SSH_CONNECTION="10.0.0.1 1 10.0.0.2 22")
+    port = (await printed(process)).split(":")[2].partition("/")[0]
+    assert f"ssh -L {port}:127.0.0.1:{port} " in await ended_by(process, signal.SIGHUP)
+
+
+async def test_a_taken_port_is_an_error(yard: Yard, proxy: RunningProxy) -> None:
+    _, err = await yard.rollyard("ui", "--port", str(proxy.port), "--no-browser", code=1)
     assert f"cannot listen on port {proxy.port}" in err
-    process = command(yard, SSH_CONNECTION="10.0.0.1 1 10.0.0.2 22")
+
+
+async def printed(process: subprocess.Popen[str]) -> str:
+    """Return the first address that the command prints."""
     assert process.stdout is not None
-    port = (await asyncio.to_thread(process.stdout.readline)).split(":")[2].partition("/")[0]
-    process.terminate()
-    _, err = await asyncio.to_thread(process.communicate, timeout=60)
-    assert f"ssh -L {port}:127.0.0.1:{port} " in err
+    address = (await asyncio.to_thread(process.stdout.readline)).strip()
+    assert address.startswith("http://127.0.0.1:")
+    return address
+
+
+async def ended_by(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """End the command; return its standard error."""
+    process.send_signal(number)
+    out, err = await asyncio.to_thread(process.communicate, timeout=60)
+    assert (process.returncode, out) == (0, "")
+    return err

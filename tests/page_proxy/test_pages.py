@@ -191,13 +191,16 @@ async def test_every_view_is_free_of_faults_while_the_server_restarts(
     proxy, browser = opened
     tab = await sign_in(proxy, browser)
     found: list[str] = []
+    checked: set[tuple[Any, ...]] = set()
     dark = False
 
     async def look(address: str) -> None:
         nonlocal dark
         dark = not dark
         await tab.look(dark=dark)
-        found.extend(f"{address}: {fault}" for fault in await tab.axe())
+        if (view := form(address)[:3]) not in checked:  # another filter of a view costs much and shows little
+            checked.add(view)
+            found.extend(f"{address}: {fault}" for fault in await tab.axe())
         await tab.look(width=390, height=844, dark=not dark)
         if await tab.evaluate("document.documentElement.scrollWidth > innerWidth"):
             found.append(f"{address}: wider than a telephone")
