@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from rollyard.cli.options import with_client
+from rollyard.cli.parameter_types import SIZE
 from rollyard.cli.printable import printable
 from rollyard.cli.tar_files import pack, unpack
 from rollyard.client.async_client import AsyncClient
@@ -18,7 +19,6 @@ from rollyard.client.attachment import Attachment
 from rollyard.core.aio import running
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.rollout import ID_PATTERN
-from rollyard.kinds.values.quantity import size_bytes
 from rollyard.wire.attach import CHUNK, STDOUT, AttachKind, Start
 
 PROGRESS_SECONDS = 0.5
@@ -30,7 +30,9 @@ _MOST_NOTES = 5
 @click.command()
 @click.argument("source")
 @click.argument("dest")
-@click.option("--max-size", default="1Gi", help="greatest size of the copied files together  [default: 1Gi]")
+@click.option(
+    "--max-size", "limit", type=SIZE, default="1Gi", help="greatest size of the copied files together  [default: 1Gi]"
+)
 @click.option(
     "--eval",
     "in_eval",
@@ -40,7 +42,7 @@ _MOST_NOTES = 5
 @click.option("-q", "--quiet", is_flag=True, help="print no progress")
 @with_client
 async def cp(
-    client: AsyncClient, namespace: str, source: str, dest: str, max_size: str, in_eval: bool, quiet: bool
+    client: AsyncClient, namespace: str, source: str, dest: str, limit: int, in_eval: bool, quiet: bool
 ) -> None:
     """Copy files to or from the sandbox of a running rollout, or of a failed one that is kept.
 
@@ -48,10 +50,6 @@ async def cp(
     made in it. The rollout's history says that somebody copied. A path in the sandbox that does not begin with / starts
     in the working folder of the rollout's tools.
     """
-    try:
-        limit = size_bytes(max_size)
-    except ValueError as error:
-        raise click.UsageError(f"--max-size {max_size}: {error}") from None
     inside, target = _inside(source), _inside(dest)
     if (inside is None) == (target is None):
         raise click.UsageError("write one of the two as ROLLOUT:PATH; a local path with a colon begins with ./ or /")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rollyard.cli.parameter_types import FOLDER
+
 if TYPE_CHECKING:
     from rollyard.image_builds.build_burst import BuildBurst, BurstProgress
     from rollyard.image_builds.run_build import BuildOptions
@@ -87,7 +89,7 @@ def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--shared",
-    type=click.Path(path_type=Path),
+    type=FOLDER,
     help="with --tag: a pool's `sandbox.images.sharedFolder`, for all its nodes  [default: this machine's cache]",
 )
 @_with_shared_options
@@ -247,8 +249,6 @@ def _built_image(text: str) -> BuiltImage:
 def _tag_folder(shared: Path | None) -> Path:
     from rollyard.host.node_cache import node_cache
 
-    if shared is not None and not shared.is_dir():
-        raise click.UsageError(f"--shared: there is no folder {shared}")
     return node_cache() / "image-cache" if shared is None else shared.resolve()
 
 

@@ -7,7 +7,6 @@ unfinished rollout or a running batch that names it, or a pool whose default ima
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,38 +15,34 @@ from typing import TYPE_CHECKING
 import click
 
 from rollyard.cli.needed_images import NeededImages
+from rollyard.cli.parameter_types import DURATION, FOLDER, SIZE
 
 if TYPE_CHECKING:
     from rollyard.kinds.values.image_reference import BuiltImage
 
-_AGE = re.compile(r"(\d+)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 
 @click.command()
-@click.option("--older-than", metavar="AGE", help="delete what nobody has used for this time: 12h, 30d")
-@click.option("--max-size", metavar="SIZE", help="then delete the least recently used until the rest is smaller: 200G")
-@click.option("--shared", type=click.Path(path_type=Path), help="a pool's `sandbox.images.sharedFolder`, not this node")
+@click.option(
+    "--older-than", "seconds", type=DURATION, metavar="AGE", help="delete what nobody has used for this time: 12h, 30d"
+)
+@click.option(
+    "--max-size",
+    "limit",
+    type=SIZE,
+    metavar="SIZE",
+    help="then delete the least recently used until the rest is smaller: 200G",
+)
+@click.option("--shared", type=FOLDER, help="a pool's `sandbox.images.sharedFolder`, not this node")
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
     help="admin.kubeconfig of the server that is asked which built images rollouts need",
 )
-def prune(older_than: str | None, max_size: str | None, shared: Path | None, kubeconfig: Path | None) -> None:
+def prune(seconds: float | None, limit: int | None, shared: Path | None, kubeconfig: Path | None) -> None:
     """Delete images of this node's cache, or of the shared folder. What sandboxes use, what a node may be reading, and the
     built images that rollouts need stay."""
-    from rollyard.kinds.values.quantity import size_bytes
-
-    if older_than is None and max_size is None:
+    if seconds is None and limit is None:
         raise click.UsageError("say what to delete: --older-than 30d, --max-size 200G, or both")
-    age = None if older_than is None else _AGE.fullmatch(older_than)
-    if older_than is not None and age is None:
-        raise click.UsageError("--older-than: write an age such as 90m, 12h or 30d")
-    try:
-        limit = None if max_size is None else size_bytes(max_size)
-    except ValueError as error:
-        raise click.UsageError(f"--max-size: {error}") from None
-    seconds = None if age is None else int(age[1]) * _SECONDS[age[2]]
     needed = NeededImages(kubeconfig)
     if shared is None:
         freed, left = asyncio.run(_prune_cache(seconds, limit, needed))
@@ -91,8 +86,6 @@ def _prune_shared(
     from rollyard.images.built_images import BuiltImages
     from rollyard.images.shared_tier import SharedTier
 
-    if not folder.is_dir():
-        raise click.UsageError(f"--shared: there is no folder {folder}")
     tier, built = SharedTier(folder), BuiltImages(folder, needed)
 
     def size_of_built() -> int:

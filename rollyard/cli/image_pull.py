@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rollyard.cli.parameter_types import SIZE
 from rollyard.core.errors import ImageUnavailable, SandboxError
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 @click.option("--credentials-file", type=click.Path(path_type=Path), help="credentials of registries, mode 0600")
 @click.option("--insecure-registry", multiple=True, metavar="HOST", help="registry that is asked by plain HTTP")
 @click.option(
-    "--cache-size", default="40G", show_default=True, help="bound of this node's cache, as the pool's `cacheSize`"
+    "--cache-size",
+    type=SIZE,
+    default="40G",
+    show_default=True,
+    help="bound of this node's cache, as the pool's `cacheSize`",
 )
 def pull(
     names: tuple[str, ...],
@@ -37,24 +42,19 @@ def pull(
     at_once: int,
     credentials_file: Path | None,
     insecure_registry: tuple[str, ...],
-    cache_size: str,
+    cache_size: int,
 ) -> None:
     """Pull images into this node's cache, or with --shared into the shared folder. Exit code 1: at least one image could
     not be had; the errors say why."""
     from rollyard.host.node_cache import node_cache
     from rollyard.images.cache import ImageCache
     from rollyard.images.settings import CacheSettings
-    from rollyard.kinds.values.quantity import size_bytes
 
-    try:
-        cache_bytes = size_bytes(cache_size)
-    except ValueError as error:
-        raise click.UsageError(f"--cache-size: {error}") from None
     wanted = list(dict.fromkeys([*names, *_lines(file)]))
     if not wanted:
         raise click.UsageError("name an image, such as docker://python:3.13-slim, or a file of names with --file")
     settings = CacheSettings(
-        cache_bytes=cache_bytes,
+        cache_bytes=cache_size,
         shared_folder=None if shared is None else str(shared.resolve()),
         credentials_file=None if credentials_file is None else str(credentials_file.resolve()),
         insecure_registries=insecure_registry,

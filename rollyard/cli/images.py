@@ -14,6 +14,7 @@ from rollyard.cli.image_delete import delete
 from rollyard.cli.image_prune import prune
 from rollyard.cli.image_pull import pull
 from rollyard.cli.output import align
+from rollyard.cli.parameter_types import FOLDER
 
 
 class _Group(click.Group):
@@ -40,7 +41,7 @@ images.add_command(pull)
 
 
 @images.command("list")
-@click.option("--shared", type=click.Path(path_type=Path), help="a pool's `sandbox.images.sharedFolder`, not this node")
+@click.option("--shared", type=FOLDER, help="a pool's `sandbox.images.sharedFolder`, not this node")
 def list_(shared: Path | None) -> None:
     """List images, the least recently used one first; then the archives of built images."""
     from rollyard.host.node_cache import node_cache
@@ -65,8 +66,6 @@ def list_(shared: Path | None) -> None:
             used, in_use = datetime.fromtimestamp(one.last_used, UTC), "yes" if cache.is_pinned(one.image) else "no"
             rows.append([one.image.text, "archive", megabytes(one.bytes), in_use, age(used, now)])
     else:
-        if not shared.is_dir():
-            raise click.UsageError(f"--shared: there is no folder {shared}")
         rows = [["NAME", "DIGEST", "SIZE", "LAST USED"]]
         for file in SharedTier(shared).files():
             used = datetime.fromtimestamp(file.last_used, UTC)

@@ -13,8 +13,9 @@ import yaml
 
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.missing_files import missing_file_warning
-from rollyard.cli.options import DURATION, kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
+from rollyard.cli.options import kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
+from rollyard.cli.parameter_types import DURATION
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.object_client import manifest_of
 from rollyard.core.errors import NoProgress, NotFound

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -25,26 +24,6 @@ RETRY_SECONDS = 10.0
 some more."""
 START_SECONDS = 20.0
 """Time for which a command of `with_client_of_a_new_server` waits for a server that has just been started."""
-
-
-class Duration(click.ParamType[float]):
-    """Duration as kubectl writes it, in seconds: `5`, `5s`, `90s`, `10m`, `2h`, `1m30s`, `0.5s`."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        parts = re.fullmatch(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d{1,9})?)s?)?", value)
-        if parts is None or not any(parts.groups()):
-            self.fail(
-                f"{value!r} is not a duration; write a number with s, m or h, such as 90s, 10m or 1h30m", param, ctx
-            )
-        hours, minutes, seconds = (float(part or 0) for part in parts.groups())
-        return 3600 * hours + 60 * minutes + seconds
-
-
-DURATION = Duration()
 
 
 def with_client(command: Run) -> Callable[..., None]:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from rollyard.cli.options import DURATION, with_client
+from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.parameter_types import DURATION
 from rollyard.cli.printable import printable_line
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.clock import as_text
@@ -56,8 +57,6 @@ class Moment(click.ParamType[float]):
         if isinstance(value, int | float):
             return float(value)
         now = datetime.now(UTC)
-        if days := re.fullmatch(r"(\d{1,5})d", value):
-            return now.timestamp() - 86400.0 * int(days[1])
         if not re.fullmatch(r"\d{4}-.*", value):
             return now.timestamp() - DURATION.convert(value, param, ctx)
         try:

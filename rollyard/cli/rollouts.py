@@ -16,8 +16,9 @@ from typing import Any
 import click
 
 from rollyard.cli.only_checked import Chosen, only_checked
-from rollyard.cli.options import DURATION, with_client
+from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.parameter_types import DURATION
 from rollyard.cli.printable import printable
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines

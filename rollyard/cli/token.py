@@ -6,7 +6,8 @@ from datetime import datetime
 
 import click
 
-from rollyard.cli.options import DURATION, with_client
+from rollyard.cli.options import with_client
+from rollyard.cli.parameter_types import DURATION
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import load_context, write_token
 

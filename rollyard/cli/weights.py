@@ -10,8 +10,9 @@ from typing import Any
 import click
 import pydantic
 
-from rollyard.cli.options import DURATION, with_client
+from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.parameter_types import DURATION
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import Invalid
 from rollyard.kinds.schema.columns import age

@@ -57,7 +57,7 @@ async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, no
 
 def test_a_shared_folder_that_is_missing(node: Path) -> None:
     done = CliRunner().invoke(cli, ["images", "list", "--shared", str(node / "nowhere")])
-    assert (done.exit_code, "there is no folder" in done.output) == (2, True)
+    assert (done.exit_code, "does not exist" in done.output) == (2, True)
 
 
 def test_folders_that_cannot_be_used(node: Path, open_folder: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from rollyard.cli.options import DURATION, kind_and_names, named
+from rollyard.cli.options import kind_and_names, named
+from rollyard.cli.parameter_types import DURATION
 from rollyard.cli.weights import _parse_update
 from rollyard.core.errors import Invalid
 
@@ -36,13 +37,14 @@ def test_a_name_with_a_kind_after_a_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("5", 5), ("5s", 5), ("90s", 90), ("10m", 600), ("1m30s", 90), ("2h", 7200), ("0.5s", 0.5)]
+    ("text", "seconds"),
+    [("5", 5), ("5s", 5), ("90s", 90), ("10m", 600), ("1m30s", 90), ("2h", 7200), ("0.5s", 0.5), ("30d", 2592000)],
 )
 def test_every_command_takes_the_same_durations(text: str, seconds: float) -> None:
     assert DURATION.convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "5 s", "-5s", "5d", "s5", "1e3"])
+@pytest.mark.parametrize("text", ["", "m", "5 s", "-5s", "5w", "s5", "1e3"])
 def test_what_is_no_duration_is_told_with_examples(text: str) -> None:
     with pytest.raises(click.BadParameter, match="such as 90s, 10m or 1h30m"):
         DURATION.convert(text, None, None)
