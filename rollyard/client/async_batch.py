@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rollyard.client.batch_client import BatchClient
 from rollyard.client.batch_progress import BatchProgress
-from rollyard.core.backoff import Backoff
-from rollyard.core.errors import Unavailable
+from rollyard.core.backoff import until_done
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchRequest, BatchView
 
@@ -67,19 +66,11 @@ class AsyncBatch:
 
         Raises the errors of `create_batch` and `groups` except Unavailable.
         """
-        backoff, logged = Backoff(), ""
         while not self._ready:
             if self._last:
                 self._close()
                 raise StopAsyncIteration
-            try:
-                await self._read()
-                backoff.reset()
-            except Unavailable as error:
-                if str(error) != logged:  # an error that lasts is logged once
-                    logged = str(error)
-                    log.warning("still waiting for groups of batch %s: %s", self.id, error)
-                await backoff.wait(error.retry_after or 0)
+            await until_done(self._read, f"waiting for groups of batch {self.id}")
         group = self._ready.popleft()
         self.after = group.delivery
         return group

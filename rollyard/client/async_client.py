@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import secrets
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.attachment import Attachment, attach
@@ -14,16 +14,13 @@ from rollyard.client.evaluation_client import EvaluationClient
 from rollyard.client.usage_client import UsageClient
 from rollyard.client.weights_client import WeightsClient
 from rollyard.client.weights_push import WeightsPush
-from rollyard.core.backoff import Backoff
-from rollyard.core.errors import Unavailable
+from rollyard.core.backoff import until_done
 from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.kinds.token import RotationResult
 from rollyard.kinds.weights import Mode
 from rollyard.trajectory.session import SessionRecord
 from rollyard.wire.attach import Start
-
-log = logging.getLogger(__name__)
 
 
 class AsyncClient(WeightsClient, EvaluationClient, UsageClient):
@@ -81,17 +78,11 @@ class AsyncClient(WeightsClient, EvaluationClient, UsageClient):
         different session, and Unavailable if there is no endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
-        backoff, loop = Backoff(), asyncio.get_running_loop()
-        deadline = loop.time() + wait
-        while True:
-            try:
-                opened = await self._http.json("POST", "/v1/sessions", query=self._http.query(namespace), body=body)
-                return SessionOpened.model_validate(opened)
-            except Unavailable as error:
-                if loop.time() >= deadline:
-                    raise
-                log.warning("still waiting for a session: %s", error)
-                await backoff.wait(error.retry_after or 0)
+
+        def call() -> Awaitable[Any]:
+            return self._http.json("POST", "/v1/sessions", query=self._http.query(namespace), body=body)
+
+        return SessionOpened.model_validate(await until_done(call, "waiting for a session", seconds=wait))
 
     async def session(self, id: str) -> SessionRecord:
         """Return the session's state, with the trajectory so far. Raises NotFound, Expired."""

@@ -15,7 +15,7 @@ import aiohttp
 from rollyard.client.api_client import ApiClient
 from rollyard.client.rollout_path import rollout_path
 from rollyard.core.aio import end_tasks
-from rollyard.core.backoff import Backoff
+from rollyard.core.backoff import Backoff, until_done
 from rollyard.core.errors import TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutSummary, RolloutSums, RolloutView
@@ -121,23 +121,18 @@ class RolloutClient(ApiClient):
     async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
         """Do the same as `wait`. `warned`: words of reasons for waiting. A reason in this set is
         not passed to `warn`. A new reason is passed to `warn` and added to the set."""
-        backoff, logged = Backoff(), ""
+
+        async def look() -> tuple[RolloutView, Trajectory | None]:
+            async with self._http.waits:
+                return await self.rollout(id, namespace, wait=WAIT_SECONDS)
+
         while True:
-            try:
-                async with self._http.waits:
-                    view, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
-            except Unavailable as error:
-                if str(error) != logged:  # an error that lasts is logged once
-                    logged = str(error)
-                    log.warning("still waiting for rollout %s: %s", id, error)
-                await backoff.wait(error.retry_after or 0)
-                continue
+            view, trajectory = await until_done(look, f"waiting for rollout {id}")
             if trajectory is not None:
                 return trajectory
             if view.waiting is not None and view.waiting.word not in {IN_QUEUE, *warned}:
                 warned.add(view.waiting.word)
                 self._warn(f"rollout {id} waits: {view.waiting}")
-            backoff.reset()
 
     async def rollouts(
         self,
@@ -246,14 +241,16 @@ class RolloutClient(ApiClient):
         finally:
             await end_tasks(*waits)
 
+    async def run(self, request: RolloutRequest, namespace: str | None = None) -> Trajectory:
+        """Submit a rollout that has an id, or attach to it, and wait for its end without a time limit.
+
+        A server that cannot be reached is waited for. Raises the ApiErrors of a submit, such as Invalid.
+        """
+        (id,) = await self._submit_in_the_end([request], namespace)
+        return await self.wait(id, namespace)
+
     async def _submit_in_the_end(self, requests: Sequence[RolloutRequest], namespace: str | None) -> list[str]:
-        backoff = Backoff()
-        while True:
-            try:
-                return await self.submit(requests, namespace)
-            except Unavailable as error:
-                log.warning("still submitting %d rollouts: %s", len(requests), error)
-                await backoff.wait(error.retry_after or 0)
+        return await until_done(lambda: self.submit(requests, namespace), f"submitting {len(requests)} rollouts")
 
     async def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
         """Wait until all these rollouts have ended. Return their trajectories in the order of `ids`. Raises NotFound."""

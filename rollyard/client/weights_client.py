@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rollyard.client.object_client import ObjectClient, object_path
 from rollyard.client.weights_receiver import WeightsReceiver
-from rollyard.core.backoff import Backoff
+from rollyard.core.backoff import Backoff, until_done
 from rollyard.core.errors import ApiError, Unavailable
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
@@ -40,15 +40,9 @@ class WeightsClient(ObjectClient):
     async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus:
         """Wait without a time limit until the update to this version is done, failed, or superseded by another update. Log
         what the update itself waits for."""
-        backoff, said = Backoff(), ""
+        said = ""
         while True:
-            try:
-                found = await self.weights_status(namespace, pool)
-            except Unavailable as error:
-                log.warning("still waiting for weights %s: %s", version, error)
-                await backoff.wait(error.retry_after or 0)
-                continue
-            backoff.reset()
+            found = await until_done(lambda: self.weights_status(namespace, pool), f"waiting for weights {version}")
             if found.operation is None or found.operation.target.version != version or not found.operation.is_running:
                 return found
             if found.operation.message not in ("", said):

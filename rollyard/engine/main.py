@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 
 from rollyard.client.server_link import ServerLink, address_towards
-from rollyard.core.backoff import Backoff
+from rollyard.core.backoff import until_done
 from rollyard.core.errors import Fenced, Invalid, RollyardError, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.process_tree import adopt_orphans, kill_below
@@ -165,13 +165,11 @@ class InferenceServer:
 
     async def _own_address(self) -> str:
         """Wait for the server's address; return this node's address towards the server."""
-        backoff = Backoff()
-        while True:
-            try:
-                return await asyncio.to_thread(address_towards, await self._link.url())
-            except (Unavailable, OSError) as error:
-                log.warning("%s", error)
-                await backoff.wait()
+
+        async def find() -> str:
+            return await asyncio.to_thread(address_towards, await self._link.url())
+
+        return await until_done(find, "looking for the server's address", after=(Unavailable, OSError))
 
     def _tls(self, key: bytes, welcome: EngineWelcome) -> ssl.SSLContext:
         if welcome.certificate is None:

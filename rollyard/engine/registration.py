@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 import aiohttp
 
 from rollyard.client.server_link import ServerLink
-from rollyard.core.backoff import Backoff
+from rollyard.core.backoff import until_done
 from rollyard.core.errors import ApiError, Fenced, Incompatible
 from rollyard.wire.base import Identity
 from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome
-
-log = logging.getLogger(__name__)
 
 
 class Registration:
@@ -25,16 +21,12 @@ class Registration:
 
     async def register(self, csr: str | None = None) -> EngineWelcome:
         """Register; retry until the server accepts. `csr`: request for a certificate. Raises Fenced, Incompatible."""
-        hello, backoff = EngineHello(identity=self.identity, url=self.url, csr=csr), Backoff()
-        while True:
-            try:
-                answer = await self._link.post(self._http, "/v1/engine/register", hello.model_dump_json())
-                return EngineWelcome.from_wire(answer)
-            except (Fenced, Incompatible):
-                raise
-            except ApiError as error:
-                log.warning("not registered yet: %s", error)
-                await backoff.wait()
+        hello = EngineHello(identity=self.identity, url=self.url, csr=csr).model_dump_json()
+
+        async def register() -> EngineWelcome:
+            return EngineWelcome.from_wire(await self._link.post(self._http, "/v1/engine/register", hello))
+
+        return await until_done(register, "registering", after=(ApiError,), but=(Fenced, Incompatible))
 
     async def report(self, beat: EngineHeartbeat) -> EngineOrders:
         """Send a heartbeat; return the server's orders. Raises ApiError."""

@@ -14,7 +14,7 @@ import zstandard
 from pydantic_core import from_json
 
 from rollyard.client.server_link import ServerLink, error_from_status, raise_for_status
-from rollyard.core.backoff import Backoff
+from rollyard.core.backoff import Backoff, until_done
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.failure_table import RESULT_REFUSED
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Stage
@@ -118,17 +118,15 @@ class ResultUploads:
     async def _fetch(self, path: str, ref: LeaseRef) -> bytes:
         """Get data that belongs to a lease; retry until the server can be reached."""
         query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
-        backoff = Backoff()
-        while True:
-            try:
-                url = await self._link.url() + path
-                headers = {"Accept": CONTENT_TYPE}
-                async with self._http.get(url, params=query, headers=headers) as answer:
-                    await raise_for_status(answer)
-                    return await answer.read()
-            except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
-                log.warning("%s of %s could not be fetched yet: %s", path, ref.id, error)
-            await backoff.wait()
+
+        async def get() -> bytes:
+            url = await self._link.url() + path
+            async with self._http.get(url, params=query, headers={"Accept": CONTENT_TYPE}) as answer:
+                await raise_for_status(answer)
+                return await answer.read()
+
+        errors = (aiohttp.ClientError, TimeoutError, OSError, Unavailable)
+        return await until_done(get, f"fetching {path} of {ref.id}", after=errors)
 
     async def _put(self, path: str, ref: LeaseRef, outcome: Outcome, artifact: Artifact | None = None) -> None:
         if path == RESULTS and ref.stage is Stage.EVAL and all(c.stage is not Stage.EVAL for c in outcome.role_calls):

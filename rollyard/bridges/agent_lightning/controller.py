@@ -17,7 +17,6 @@ from typing import Any
 from rollyard.bridges.agent_lightning.agl_api import AglApi
 from rollyard.bridges.agent_lightning.rollout_events import events_of, request_of
 from rollyard.client import AsyncClient
-from rollyard.client.rollout_results import result_of
 from rollyard.core.aio import end_tasks
 from rollyard.core.errors import ApiError, Conflict, NotFound
 from rollyard.kinds.rollout import Status
@@ -107,7 +106,7 @@ class AglController:
         try:
             wanted = request_of(rollout, self._pool, attempt)
             self._submitted[id] = str(wanted.id)
-            return await result_of(self._client, wanted, self._namespace)
+            return await self._client.run(wanted, self._namespace)
         except ApiError as error:
             await self._fail(id, str(error))
             return None

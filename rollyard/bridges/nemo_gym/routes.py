@@ -13,7 +13,6 @@ from rollyard.bridges.listener import answer, json_object
 from rollyard.bridges.nemo_gym.handed_out import HandedOut
 from rollyard.bridges.nemo_gym.rows import Row, aggregate, failure_of, failure_of_error, request_of, response_of
 from rollyard.client import AsyncClient
-from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class NemoGymBridge:
 
     async def _result(self, request: web.Request, row: Row) -> web.StreamResponse:
         times = await self.handed_out.times(row.key)
-        trajectory = await result_of(self.client, request_of(row, self.pool, times), self.namespace)
+        trajectory = await self.client.run(request_of(row, self.pool, times), self.namespace)
         made = await asyncio.to_thread(response_of, row, trajectory, time.time())
         # Stored before the first byte goes out. After a crash in between, the row gets a new rollout, never an old result.
         return await answer(request, made, lambda: self.handed_out.set_times(row.key, times + 1))

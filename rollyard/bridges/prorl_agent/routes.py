@@ -15,7 +15,6 @@ from aiohttp import web
 from rollyard.bridges.listener import answer, json_object
 from rollyard.bridges.prorl_agent.instances import request_of, result_of_trajectory, rollout_of
 from rollyard.client import AsyncClient
-from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import BadRequest, Conflict, Invalid, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.engine_spec import ExternalEndpoint
@@ -82,7 +81,7 @@ class ProrlAgentBridge:
             wanted = request_of(instance, params, job, self._pool, self._kinds)
             self._waits[job] += 1
             waiting = True
-            trajectory = await result_of(self._client, wanted, self._namespace)
+            trajectory = await self._client.run(wanted, self._namespace)
         finally:
             if waiting:
                 self._waits.subtract([job])

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import Conflict
 from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.verl.session_samples import LoopSettings, request_of, samples_of
@@ -55,7 +54,7 @@ class RollyardAgentLoop(AgentLoopBase):  # type: ignore[misc]
         request = request_of(row, sampling_params, self._settings)
         async with shared_client(self._kubeconfig) as client:
             try:
-                trajectory = await result_of(client, request, self._namespace)
+                trajectory = await client.run(request, self._namespace)
             except Conflict:  # a resumed trainer asks for a session of an earlier step again: other weights are due now
                 trajectory = await client.wait(str(request.id), self._namespace)
         samples = samples_of(trajectory, self._settings, logprobs=bool(sampling_params.get("logprobs")))
