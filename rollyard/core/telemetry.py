@@ -110,9 +110,9 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def set_up_logging(level: str = "INFO") -> None:
-    """Send log records of this level and above to stderr, one JSON object a line. A process calls this at its start."""
+def set_up_logging() -> None:
+    """Send log records of level INFO and above to stderr, one JSON object a line. A process calls this at its start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

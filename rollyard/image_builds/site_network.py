@@ -11,6 +11,6 @@ PROXIES = (*_NAMES, *(name.upper() for name in _NAMES))
 """Variables that a RUN has without an ARG, as in Docker."""
 
 
-def proxies(arguments: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def proxies(arguments: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name proxies. `arguments`: those of --build-arg, which come first."""
-    return {name: value for name in PROXIES if (value := arguments.get(name, environment.get(name))) is not None}
+    return {name: value for name in PROXIES if (value := arguments.get(name, os.environ.get(name))) is not None}

@@ -40,9 +40,9 @@ def pairs(text: str, variables: Mapping[str, str], escape: str = "\\") -> dict[s
     return found
 
 
-def expand_plain(text: str, variables: Mapping[str, str], escape: str = "\\") -> str:
+def expand_plain(text: str, variables: Mapping[str, str]) -> str:
     """Return a text in which only variables are replaced: quotes stay."""
-    return _Reader(text, variables, escape, split=False).replaced()
+    return _Reader(text, variables, "\\", split=False).replaced()
 
 
 class _Reader:

@@ -33,9 +33,9 @@ def free_memory(own_cgroups: Path = _OWN, root: Path = _ROOT) -> int:
     return min(_machine("MemAvailable"), *(free for _, free in _rooms(own_cgroups, root)), _UNLIMITED)
 
 
-def whole_memory(own_cgroups: Path = _OWN, root: Path = _ROOT) -> int:
+def whole_memory() -> int:
     """Return the bytes that this process and its children can use at most."""
-    return min(_machine("MemTotal"), *(limit for limit, _ in _rooms(own_cgroups, root)), _UNLIMITED)
+    return min(_machine("MemTotal"), *(limit for limit, _ in _rooms(_OWN, _ROOT)), _UNLIMITED)
 
 
 def reserve(whole: int) -> int:

@@ -32,16 +32,16 @@ class User:
         self.uid, self.gid, self.name, self.home = uid, gid, name, home
 
 
-def find_user(wanted: str, etc: str = "/etc") -> User:
+def find_user(wanted: str) -> User:
     """Return the user of an image's USER: a name or number, and after a colon a group. Raises ValueError for an unknown
     name."""
     name, _, its_group = wanted.partition(":")
-    line = _line(f"{etc}/passwd", name, fields=7)
+    line = _line("/etc/passwd", name, fields=7)
     if line is None and not name.isdecimal():
         raise ValueError(f"the image names the user {name!r}, who is not in its /etc/passwd")
     user = User(int(name), 0) if line is None else User(int(line[2]), int(line[3]), line[0], line[5])
     if its_group:
-        found = _line(f"{etc}/group", its_group, fields=4)
+        found = _line("/etc/group", its_group, fields=4)
         if found is None and not its_group.isdecimal():
             raise ValueError(f"the image names the group {its_group!r}, which is not in its /etc/group")
         user.gid = int(its_group if found is None else found[2])

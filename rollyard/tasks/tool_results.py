@@ -10,11 +10,11 @@ from collections.abc import Sequence
 MAX_RESULT_CHARS = 16_000
 
 
-def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
+def shorten(text: str) -> str:
     """Keep the beginning and the end of a long output, because these parts usually contain the errors."""
-    if len(text) <= limit:
+    if len(text) <= MAX_RESULT_CHARS:
         return text
-    half = limit // 2
+    half = MAX_RESULT_CHARS // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
 

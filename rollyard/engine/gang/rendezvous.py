@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from rollyard.core.errors import Unavailable
@@ -34,16 +33,16 @@ class Gang:
         self._meeting_file = meeting
 
     @classmethod
-    def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
+    def of_step(cls, folder: Path) -> Gang | None:
         """Return the gang of this job step; None if the step has one process.
 
         The meeting file's name contains the job's id, restart count and step.
         """
-        size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+        size = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if size < 2:
             return None
-        run = "-".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID"))
-        return cls(int(environ["SLURM_PROCID"]), size, folder / f"gang-{run}.json")
+        run = "-".join(os.environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID"))
+        return cls(int(os.environ["SLURM_PROCID"]), size, folder / f"gang-{run}.json")
 
     def lead(self, address: str, model: str) -> GangRank:
         """Publish rank 0's address to the other ranks. Raises OSError."""

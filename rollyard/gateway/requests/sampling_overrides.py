@@ -81,11 +81,11 @@ def read_choices(body: Mapping[str, Any]) -> int:
     return count
 
 
-def read_top_logprobs(body: Mapping[str, Any], name: str, default: int = 0) -> int:
+def read_top_logprobs(body: Mapping[str, Any], name: str) -> int:
     """Return the number of likeliest tokens that the field `name` requests."""
     count = body.get(name)
     if count is None:
-        return default
+        return 0
     if type(count) is not int or not 0 <= count <= MAX_TOP_LOGPROBS:
         raise bad_request(f"`{name}` must be a whole number from 0 to {MAX_TOP_LOGPROBS}", param=name)
     return count

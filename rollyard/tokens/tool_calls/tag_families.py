@@ -19,9 +19,9 @@ from rollyard.tokens.tool_calls.tagged_arguments import TaggedArguments, Tags
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 
 
-def quoted_tag(tag: str, key: str = "name") -> str:
+def quoted_tag(tag: str) -> str:
     """Return the pattern of a tag with a name in quotes, which models leave out."""
-    return rf"""<{tag}\s+{key}=["']?(?P<name>[^"'>\n]*)["']?\s*>"""
+    return rf"""<{tag}\s+name=["']?(?P<name>[^"'>\n]*)["']?\s*>"""
 
 
 def quoted_tags(call: str, argument: str, **group: str) -> Tags:
