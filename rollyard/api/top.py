@@ -3,26 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from aiohttp import web
 
 from rollyard.api.object_writes import BASE
+from rollyard.api.query_parameters import accepts, namespace_of, seconds
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import pool_reason
-from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, SandboxTop, TopView
+from rollyard.kinds.top import InferencePoolTop, NodesTop, NodeTop, RolloutPoolTop, SandboxTop, TopView
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.store.rollout_search import NodeEnd
+
+NODES_SECONDS = 3600.0
 
 
 def routes() -> list[web.RouteDef]:
-    return [web.get(f"{BASE}/top", _top), web.get(f"{BASE}/namespaces/{{namespace}}/top", _top)]
+    return [
+        web.get(f"{BASE}/top", _top),
+        web.get(f"{BASE}/namespaces/{{namespace}}/top", _top),
+        web.get("/v1/nodes", _nodes),
+    ]
+
+
+@accepts("namespace", "since")
+async def _nodes(request: web.Request) -> web.Response:
+    """Read the nodes on which rollouts ended since a time (Unix seconds; default: an hour ago), the slowest INIT first."""
+    services = request.app[SERVICES]
+    since = seconds(request, "since", max(0.0, services.clock.time() - NODES_SECONDS))
+    ends = await services.store.rollouts.ends_by_node(namespace_of(request), since)
+    found = await asyncio.to_thread(_by_node, ends)
+    return web.json_response(NodesTop(since=since, nodes=found).model_dump(mode="json"))
+
+
+def _by_node(ends: Sequence[NodeEnd]) -> list[NodeTop]:
+    of_node: defaultdict[str, list[NodeEnd]] = defaultdict(list)
+    for end in ends:
+        of_node[end.node].append(end)
+    nodes = [
+        NodeTop(
+            node=node,
+            rollouts=len(found),
+            faults=dict(Counter(end.fault for end in found if end.fault is not None).most_common()),
+            init_median=_median([end.init for end in found if end.init is not None]),
+            run_median=_median([end.run for end in found if end.run is not None]),
+        )
+        for node, found in of_node.items()
+    ]
+    return sorted(nodes, key=lambda one: (-(one.init_median or 0.0), one.node))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(median(values), 3) if values else None
 
 
 async def _top(request: web.Request) -> web.Response:

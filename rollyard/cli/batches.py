@@ -22,10 +22,12 @@ def batches() -> None:
 @with_client
 async def list_(client: AsyncClient, namespace: str) -> None:
     """List batches, newest first."""
-    rows = [["ID", "POOL", "SERIES", "STATUS", "DELIVERED", "FILTERED", "FAULTY", "IN FLIGHT", "STARTED"]]
+    rows = [
+        ["ID", "POOL", "SERIES", "STATUS", "DELIVERED", "FILTERED", "FAULTY", "IN FLIGHT", "MEAN REWARD", "STARTED"]
+    ]
     for view in await client.batches(namespace):
         of = f"{view.delivered}/{view.target}" if view.target is not None else str(view.delivered)
-        numbers = [of, str(view.filtered.total), str(view.faulty), str(view.in_flight)]
+        numbers = [of, str(view.filtered.total), str(view.faulty), str(view.in_flight), _mean(view)]
         rows.append([view.id, view.pool, view.series, view.status.value, *numbers, _time(view.created_at)])
     click.echo("\n".join(align(rows)))
 
@@ -68,6 +70,7 @@ def described(view: BatchView) -> list[str]:
         f"delivered {view.delivered}{target}, acknowledged {view.acknowledged}; {view.in_flight} groups in flight",
         f"drawn {view.drawn}, carried in {view.carried_in}; informative share {view.informative_rate:.0%} (estimate)",
         f"filtered {filtered.total}: {filtered.all_low} all low, {filtered.all_high} all high, {filtered.other} other",
+        f"mean reward {_mean(view)} (groups with a verdict, delivered or not)",
         f"faulty {view.faulty} (too few rewards); wasted tokens {view.wasted_tokens}",
         f"passed over {view.passed_over} tasks that were uninformative several times in a row",
         f"bias of this batch: {_bias(view.bias)}; of its series: {_bias(view.series_bias)}",
@@ -77,6 +80,10 @@ def described(view: BatchView) -> list[str]:
     if view.seconds_to_target is not None:
         lines.append(f"time to target: {view.seconds_to_target:g} s")
     return [*lines, view.waiting] if view.waiting else lines
+
+
+def _mean(view: BatchView) -> str:
+    return "-" if view.reward_mean is None else f"{view.reward_mean:.3f}"
 
 
 def _bias(bias: DeliveryBias) -> str:

@@ -15,6 +15,7 @@ from rollyard.cli.output import align, table
 from rollyard.cli.printable import printable
 from rollyard.cli.weights import weights_lines
 from rollyard.client.async_client import AsyncClient
+from rollyard.core.clock import as_text
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
 from rollyard.kinds.event import Event
@@ -23,6 +24,7 @@ from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import age
 from rollyard.kinds.values.job_state import JobState
+from rollyard.reconcilers.renewal import planned_renewal
 
 
 @click.command()
@@ -43,7 +45,11 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
             *(a.metadata.uid for a in owned),
         }  # not by name: a deleted object may have had the same name
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
-        lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp), await _sandboxes(client, obj))
+        extra = [*await _sandboxes(client, obj), *await _missing_images(client, obj)]
+        found = [a for a in allocations if isinstance(a, Allocation)]
+        lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp), extra)
+        if isinstance(obj, Allocation):
+            lines[5:5] = await _succession(client, obj, found)
         click.echo(printable("\n".join(lines)))
 
 
@@ -55,6 +61,35 @@ async def _sandboxes(client: AsyncClient, obj: KindObject) -> list[str]:
         + (f"; {s.kept} of failed attempts kept" if s.kept else "")
         for s in (pool.sandboxes for pool in pools if pool.name == obj.metadata.name)
     ]
+
+
+async def _missing_images(client: AsyncClient, obj: KindObject) -> list[str]:
+    """Return lines with all images that a RolloutPool's nodes cannot have now."""
+    if not isinstance(obj, RolloutPool):
+        return []
+    rows = [["IMAGE", "FAILURES", "NEXT TRY", "WHY"]]
+    for one in await client.missing_images():
+        if (one.namespace, one.pool) == tuple(obj.pool_key):
+            rows.append([one.image, str(one.failures), as_text(one.until), " ".join(one.message.split())])
+    return ["Missing images:", *_indented(align(rows))] if len(rows) > 1 else []
+
+
+async def _succession(client: AsyncClient, allocation: Allocation, others: Sequence[Allocation]) -> list[str]:
+    """Return lines about the allocation's predecessor and successor, or about the time at which the successor is submitted."""
+    name, lines = allocation.metadata.name, list[str]()
+    if allocation.spec.successor_of:
+        lines.append(f"Replaces:   {allocation.spec.successor_of}")
+    for other in others:
+        if other.spec.successor_of == name:
+            lines.append(f"Successor:  {other.metadata.name} ({other.status.job_state or 'not submitted yet'})")
+            return lines
+    siblings = [a for a in others if a.spec.pool.uid == allocation.spec.pool.uid]
+    pool = await client.get(allocation.owner)
+    if isinstance(pool, Pool) and (planned := planned_renewal(pool, siblings, name)) is not None:
+        lines.append(
+            f"Successor:  planned; submitted about {as_text(planned.submit_at)}, takes over about {as_text(planned.retire_at)}"
+        )
+    return lines
 
 
 def _lines(obj: KindObject, owned: list[Allocation], events: list[Event], sandboxes: list[str]) -> list[str]:

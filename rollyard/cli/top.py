@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import click
 
 from rollyard.cli.options import with_client
+from rollyard.cli.output import align
+from rollyard.cli.rollout_lists import MOMENT
 from rollyard.cli.top_table import Line, lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import evolve
-from rollyard.kinds.top import TopView
+from rollyard.kinds.top import NodeTop, TopView
 
 REFRESH_SECONDS = 2.0
 """Seconds between two refreshes on a terminal. Engines report their load at this interval."""
 LEAST_SECONDS = 0.2
 GROUPS = ("inference", "rollouts")
+NODES = "nodes"
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="[inference|rollouts|POOL]...")
+@click.argument("words", nargs=-1, metavar="[inference|rollouts|POOL]... | nodes")
 @click.option(
     "-w",
     "--watch",
@@ -36,15 +40,28 @@ GROUPS = ("inference", "rollouts")
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="pools of all namespaces")
 @click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output format")
+@click.option("--since", type=MOMENT, help="with nodes: a duration such as 1h, or a date (UTC)  [default: 1h]")
 @with_client
 async def top(
-    client: AsyncClient, namespace: str, words: tuple[str, ...], seconds: float | None, all_namespaces: bool, form: str
+    client: AsyncClient,
+    namespace: str,
+    words: tuple[str, ...],
+    seconds: float | None,
+    all_namespaces: bool,
+    form: str,
+    since: float | None,
 ) -> None:
     """Show live metrics of pools.
 
     The metrics are tokens a second, sessions, cache use, stages and rollouts a minute. Rollouts are counted over the
-    last minute, other rates over the last 15 seconds. A dash stands for an unknown value.
+    last minute, other rates over the last 15 seconds. A dash stands for an unknown value. `rollyard top nodes` shows on
+    which nodes rollouts ended in the last hour, how many had faults, and how long INIT and RUN took, the slowest first.
     """
+    if words == (NODES,):
+        _print_nodes(await client.nodes(namespace, since=since), form)
+        return
+    if since is not None:
+        raise click.UsageError(f"--since is for `rollyard top {NODES}`")
     where = None if all_namespaces else namespace
 
     async def poll() -> TopView:
@@ -87,6 +104,18 @@ def _print(found: TopView, form: str, empty: str) -> None:
         click.echo("\n".join(line.text for line in shown))
     else:
         click.echo(empty, err=True)
+
+
+def _print_nodes(nodes: Sequence[NodeTop], form: str) -> None:
+    if form == "json":
+        click.echo(json.dumps([node.model_dump(mode="json") for node in nodes]))
+        return
+    rows = [["NODE", "ROLLOUTS", "FAULTS", "INIT MEDIAN", "RUN MEDIAN", "FAULTS BY REASON"]]
+    for node in nodes:
+        times = ["-" if one is None else f"{one:.1f}s" for one in (node.init_median, node.run_median)]
+        reasons = ", ".join(f"{reason} {count}" for reason, count in node.faults.items()) or "-"
+        rows.append([node.node, str(node.rollouts), str(sum(node.faults.values())), *times, reasons])
+    click.echo("\n".join(align(rows)))
 
 
 async def _follow(poll: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:

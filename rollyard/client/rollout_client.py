@@ -21,6 +21,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutSummary, RolloutSums, RolloutView
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
+from rollyard.kinds.top import MissingImageView, NodesTop, NodeTop
 from rollyard.trajectory import Artifact, Trajectory
 from rollyard.trajectory.artifact import from_json
 
@@ -98,6 +99,16 @@ class RolloutClient(ApiClient):
     async def images_needed(self) -> set[str]:
         """Return the sandbox images that unfinished rollouts name, and the default images of pools, in all namespaces."""
         return set((await self._http.json("GET", "/v1/images"))["needed"])
+
+    async def missing_images(self) -> list[MissingImageView]:
+        """Return the sandbox images that pools cannot have now, in all namespaces."""
+        found = (await self._http.json("GET", "/v1/images"))["missing"]
+        return [MissingImageView.model_validate(one, extra="ignore") for one in found]
+
+    async def nodes(self, namespace: str | None = None, *, since: float | None = None) -> list[NodeTop]:
+        """Return the nodes on which rollouts ended since a time (Unix seconds; None: an hour ago), the slowest INIT first."""
+        query = self._http.query(namespace, since=None if since is None else str(since))
+        return NodesTop.model_validate(await self._http.json("GET", "/v1/nodes", query=query)).nodes
 
     async def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
         """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""

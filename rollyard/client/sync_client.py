@@ -124,6 +124,8 @@ class Client(Blocking[AsyncClient]):
     token_texts = blocking(AsyncClient.token_texts)
     artifact = blocking(AsyncClient.artifact)
     images_needed = blocking(AsyncClient.images_needed)
+    missing_images = blocking(AsyncClient.missing_images)
+    nodes = blocking(AsyncClient.nodes)
     snapshots = blocking(AsyncClient.snapshots)
     snapshot = blocking(AsyncClient.snapshot)
     wait = blocking(AsyncClient.wait)

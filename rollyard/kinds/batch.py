@@ -294,6 +294,8 @@ class BatchView(WireModel):
     """Reason why there is no progress, as a sentence; null while there is progress."""
     created_at: float
     ended_at: float | None
+    reward_mean: float | None = None
+    """Mean reward of the rollouts in groups with a verdict, delivered or not; null before the first such group."""
 
     @property
     def all_delivered(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollyard.kinds.base import API_VERSION, StatusModel
+from rollyard.kinds.base import API_VERSION, StatusModel, WireModel
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.pool import Replicas
@@ -50,6 +50,43 @@ class RolloutPoolTop(PoolTop):
     sandboxes: SandboxTop = SandboxTop()
     ended_per_minute: dict[str, float] | None = None
     """Recent rate of ended rollouts: status -> rollouts per minute. Null just after the start of the server."""
+
+
+class NodeTop(WireModel):
+    """Rollouts that ended on one node since a time."""
+
+    node: str
+    rollouts: int
+    faults: dict[str, int]
+    """Reason -> rollouts whose last attempt ended here without a reward."""
+    init_median: float | None
+    """Median seconds of INIT."""
+    run_median: float | None
+
+
+class NodesTop(WireModel):
+    """Answer of `GET /v1/nodes`, the slowest INIT first."""
+
+    since: float
+    nodes: list[NodeTop]
+
+
+class MissingImageView(WireModel):
+    """Sandbox image that a pool's nodes cannot have now. Its rollouts wait."""
+
+    namespace: str
+    pool: str
+    image: str
+    message: str
+    """Sentence of the last failure."""
+    permanent: bool
+    """Whether somebody must change the image or the pool."""
+    failures: int
+    """Failures in a row."""
+    since: float
+    """Time of the first of them (Unix seconds)."""
+    until: float
+    """Time of the next try."""
 
 
 class TopView(StatusModel):

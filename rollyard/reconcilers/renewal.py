@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.quantity import walltime_seconds
 
 BEFORE_EXPIRY_SECONDS = 900
@@ -66,6 +68,20 @@ def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)
     return [RenewalTime(due[i], min([end - before, *due[i + surge :][:1]])) for i, end in enumerate(ends)]
+
+
+def planned_renewal(pool: Pool, allocations: Iterable[Allocation], name: str) -> RenewalTime | None:
+    """Return when an allocation will be replaced; None if it has not started, or goes without a successor. `allocations`: of
+    the pool."""
+    running = [
+        (a.status.end_time.timestamp(), a.metadata.name)
+        for a in allocations
+        if a.status.job_state == JobState.RUNNING and a.status.end_time is not None and not a.spec.drain
+    ]
+    ends = sorted(running)
+    if pool.spec.allocation.within is not None or pool.spec.suspend or name not in {other for _, other in ends}:
+        return None
+    return dict(zip((n for _, n in ends), renewal_times(pool, [end for end, _ in ends]), strict=True))[name]
 
 
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:

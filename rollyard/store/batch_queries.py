@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
+from collections.abc import Sequence
 
 from rollyard.kinds.batch import BatchKey
 from rollyard.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, STEP_COLUMNS, parse
-from rollyard.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, StepRecord, TaskHistory
+from rollyard.store.batch_records import (
+    BatchRecord,
+    DatasetRecord,
+    GroupRecord,
+    RewardSums,
+    SeriesRecord,
+    StepRecord,
+    TaskHistory,
+)
 
 BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)}, body FROM batches"
 _GROUPS = f"SELECT {', '.join(GROUP_COLUMNS)}, body FROM batch_groups"
@@ -100,6 +110,17 @@ class BatchQueries:
             (namespace, series, batch, batch, limit),
         )
         return [parse(StepRecord, STEP_COLUMNS, row) for row in rows][::-1]
+
+    def reward_means(self, namespace: str, batches: Sequence[str]) -> dict[str, float]:
+        """Return the mean reward of each batch over the rollouts of its groups with a verdict. Batches without a reward are
+        left out."""
+        where = f"namespace = ? AND batch IN ({', '.join('?' * len(batches))})"
+        sums: defaultdict[str, list[RewardSums]] = defaultdict(list)
+        for row in self._db.execute(f"{_STEPS} INDEXED BY steps_of_batch WHERE {where}", (namespace, *batches)):
+            step = parse(StepRecord, STEP_COLUMNS, row)
+            sums[step.batch] += [step.used, step.unused]
+        counts = {batch: sum(one.rollouts for one in found) for batch, found in sums.items()}
+        return {batch: sum(one.rewards for one in sums[batch]) / count for batch, count in counts.items() if count}
 
     def dataset(self, namespace: str, name: str) -> DatasetRecord | None:
         row = self._db.execute(f"{_DATASETS} WHERE namespace = ? AND name = ?", (namespace, name)).fetchone()

@@ -39,6 +39,7 @@ class BatchStore(ReadingStore[BatchQueries]):
     histories = reading(BatchQueries.histories)
     training_steps = reading(BatchQueries.training_steps)
     tasks = reading(BatchQueries.tasks)
+    reward_means = reading(BatchQueries.reward_means)
 
     async def prune_acknowledged(self, before: float) -> int:
         """Delete the groups that were acknowledged before this time (Unix seconds), with their rollouts; return the

@@ -104,6 +104,26 @@ def summarize(
     return [SummaryRow(*row) for row in db.execute(query, [*given, *values, CHECK, limit])]
 
 
+class NodeEnd(NamedTuple):
+    """End of one rollout on a node."""
+
+    node: str
+    fault: str | None
+    """Reason, or else status, if there is no reward."""
+    init: float | None
+    """Seconds of INIT."""
+    run: float | None
+
+
+def ends_by_node(db: sqlite3.Connection, namespace: str, since: float) -> list[NodeEnd]:
+    """Return the ends of rollouts since a time (Unix seconds), without those that never had a node."""
+    query = (
+        "SELECT node, CASE WHEN reward IS NULL THEN coalesce(reason, status) END, json_extract(summary, '$.init'), "
+        f"json_extract(summary, '$.run') FROM {_INDEX} WHERE namespace = ? AND finished_at >= ? AND node IS NOT NULL"
+    )
+    return [NodeEnd(*row) for row in db.execute(query, (namespace, since))]
+
+
 def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str], list[Any]]:
     """Return SQL conditions and their values."""
     equal = {

@@ -60,7 +60,7 @@ async def test_a_batch_is_iterated_to_its_target(serving: Serve, tmp_path: Path)
         assert batch.view is not None
         assert batch.view.status is BatchStatus.COMPLETED
         assert [g.delivery async for g in client.batch("b", after=1)] == [2, 3], "in a process that goes on"
-        assert [b.id for b in await client.batches()] == ["b"]
+        assert [(b.id, b.reward_mean) for b in await client.batches()] == [("b", 0.5)]
         assert (await client.acknowledge("b", 3)).acknowledged == 3
 
 

@@ -162,6 +162,9 @@ async def test_rollouts_are_searched_and_summed_up(serving: Serve) -> None:
         assert [(row.rollouts, row.mean_reward, row.best_reward, row.informative) for row in rows] == [
             (4, 0.375, 0.75, 1)
         ] * 4
+        (node,) = await client.nodes()
+        assert (node.node, node.rollouts, node.faults, node.init_median, node.run_median) == ("node", 16, {}, None, 1.0)
+        assert await client.nodes(since=api.parts.clock.time() + 9) == []
         for parameter in ({"sort": "size"}, {"min_reward": "many"}, {"since": "yesterday"}):
             with pytest.raises(BadRequest, match="must be"):
                 [view async for view in client.rollouts(search=parameter)]

@@ -10,6 +10,7 @@ from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.pool import PoolKey, Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
+from rollyard.store.base import MissingImage
 from tests.api.test_columns import leased
 from tests.api.test_hostile_node_agents import hostile
 from tests.support import make
@@ -175,3 +176,14 @@ async def test_the_failure_table_is_there_to_read(serving: Serve) -> None:
             "sandbox_failed",
             "session_lost",
         )
+
+
+async def test_all_missing_images_are_listed_with_their_reasons(serving: Serve) -> None:
+    async with serving() as api:
+        images = [MissingImage(KEY, f"docker://r/{i}", f"why {i}", failures=i, since=1.0, until=2.0) for i in range(3)]
+        await api.store.rollouts.transact(lambda tx: [tx.put_missing_image(one) for one in images])
+        _, found = await api.ask("GET", "/v1/images")
+        assert [(one["pool"], one["image"], one["message"]) for one in found["missing"]] == [
+            ("swe", "docker://r/1", "why 1"),
+            ("swe", "docker://r/2", "why 2"),
+        ], "an image that is pulled for the first time is not missing"

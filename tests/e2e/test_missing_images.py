@@ -197,7 +197,8 @@ async def waiting_sentence(yard: Yard, client: AsyncClient, id: str) -> str:
 
     async def shown() -> bool:
         described, _ = await yard.rollyard("describe", "rp/demo")
-        return "ImagesReady" in described and "cannot be used now" in described
+        table = described.partition("Missing images:")[2]
+        return "ImagesReady" in described and "cannot be used now" in described and "NEXT TRY" in table
 
     await yard.until(shown)
     assert isinstance(found, str)

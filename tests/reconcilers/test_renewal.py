@@ -14,7 +14,14 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import STUCK_SECONDS, Member, PoolPlan, Successor, blocked, plan_pool, template_hash
-from rollyard.reconcilers.renewal import before_expiry, can_take_work, due_times, learn_startup, startup_seconds
+from rollyard.reconcilers.renewal import (
+    before_expiry,
+    can_take_work,
+    due_times,
+    learn_startup,
+    planned_renewal,
+    startup_seconds,
+)
 from tests.support import make
 
 NOW = 1_700_000_000.0
@@ -223,3 +230,18 @@ def test_the_start_up_time_rises_at_once_and_falls_slowly() -> None:
     assert learn_startup(20.0, 1.0, [(1.0, 20.0), (2.0, 60.0)]) == (60.0, 2.0)
     assert learn_startup(60.0, 2.0, [(3.0, 20.0)]) == (40.0, 3.0)
     assert learn_startup(60.0, 2.0, [(2.0, 600.0)]) == (60.0, 2.0), "counted once"
+
+
+def test_the_told_time_of_a_renewal_is_the_time_at_which_it_happens() -> None:
+    members = [member(0, 2000.0), member(1, 3000.0), member(2, None)]
+    allocations = [m.allocation for m in members]
+    told = planned_renewal(pool(), allocations, "policy-0")
+    assert told is not None
+    assert told.retire_at == NOW + 2000 - 300
+    for seconds, due in ((-1.0, False), (1.0, True)):
+        now = told.submit_at + seconds
+        planned = plan_pool(pool(), members[:2], 2, now, slurm_known=True)
+        assert ("policy-0" in [one.of for one in planned.successors]) == due, planned
+    assert planned_renewal(pool(), allocations, "policy-2") is None, "it has not started"
+    drained = evolve(allocations[1], spec=evolve(allocations[1].spec, drain=True))
+    assert planned_renewal(pool(), [drained], "policy-1") is None

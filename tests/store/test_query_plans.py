@@ -59,6 +59,7 @@ QUESTIONS: dict[str, Ask] = {
     ),
     "summary": lambda db, tx: tx.summarize(RolloutFilter("n", search=FOUND), "reason", 5),
     "summary by metadata": lambda db, tx: tx.summarize(RolloutFilter("n"), "metadata.level", 5),
+    "ends by node": lambda db, tx: tx.ends_by_node("n", 1.0),
     "what runs": lambda db, tx: tx.list_rollouts(RolloutFilter("n", status=RUNNING)),
     "what runs in a pool": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", status=RUNNING)),
     "stream": lambda db, tx: tx.finished(0, 5, None, None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rollyard.kinds.allocation import Allocation
@@ -118,6 +118,12 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         Column(
             "END", "End of the job; while it runs, the end of its walltime.", lambda o, now: _end(o, now), wide=True
         ),
+        Column(
+            "REPLACES",
+            "Allocation whose successor this one is.",
+            lambda o, now: o.spec.successor_of or "<none>",
+            wide=True,
+        ),
         Column("EXIT", "Exit code of the job.", lambda o, now: _exit(o), wide=True),
         Column(
             "REASON",
@@ -170,7 +176,8 @@ def _end(allocation: Allocation, now: datetime) -> str:
     end = allocation.status.end_time
     if end is None or allocation.status.job_state == JobState.PENDING:
         return "<unknown>"
-    return f"{age(end, now)} ago" if end <= now else f"in {age(now, end)}"
+    distance = f"{age(end, now)} ago" if end <= now else f"in {age(now, end)}"
+    return f"{end.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({distance})"
 
 
 def _exit(allocation: Allocation) -> str:

@@ -134,15 +134,18 @@ class BatchService:
         found = await self._store.batch_with_series(key)
         if found is None:
             raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
-        return self._view(*found)
+        means = await self._store.reward_means(key.namespace, [key.id])
+        return self._view(*found, means.get(key.id))
 
     async def views(self, namespace: str, limit: int) -> list[BatchView]:
         """Return the newest batches, newest first."""
         found = await self._store.list_batches(namespace, limit)
-        return [self._view(batch, series) for batch, series in found]
+        means = await self._store.reward_means(namespace, [batch.id for batch, _ in found])
+        return [self._view(batch, series, means.get(batch.id)) for batch, series in found]
 
-    def _view(self, batch: BatchRecord, series: SeriesRecord | None) -> BatchView:
-        return view(batch, series, parsed_request(batch.request), self.source_errors.get(batch.key))
+    def _view(self, batch: BatchRecord, series: SeriesRecord | None, reward_mean: float | None) -> BatchView:
+        found = view(batch, series, parsed_request(batch.request), self.source_errors.get(batch.key))
+        return evolve(found, reward_mean=reward_mean)
 
     async def acknowledge(self, key: BatchKey, upto: int) -> BatchView:
         """Record that the trainer has used all groups up to this delivery. Raises NotFound, Invalid."""
