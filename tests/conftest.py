@@ -111,8 +111,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | N
 
 LEFT_OUT = {
     "not long": "left out: tests marked long; scripts/test --long runs them",
-    "not long and not heavy": "left out by --quick: tests marked heavy (Apptainer; vLLM; Slurm 26.05 and pyslurm), setting up "
-    "Slurm, and long (soaks)",
+    "not long and not heavy": "left out by --quick: tests marked heavy (Apptainer; vLLM; Slurm 26.05 and pyslurm; Chromium), "
+    "setting up Slurm, and long (soaks)",
 }
 """Expression of marks, as scripts/test gives it -> what the last lines say about it."""
 

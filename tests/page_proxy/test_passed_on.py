@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from rollyard.api import page
 from rollyard.client.kubeconfig import Context
 from rollyard.page_proxy import handler
 from simulation.serving import serve_app
@@ -55,6 +56,22 @@ async def before(folder: Path, answer: Handler) -> AsyncIterator[RunningProxy]:
         url = await stack.enter_async_context(serve_app(app))
         (folder / "endpoint.json").write_text(json.dumps({"url": url, "epoch": 1}))
         yield await start(Context(url, None, "the-token", "default", folder / "endpoint.json"), stack)
+
+
+async def test_files_of_the_page_have_their_types_and_are_not_sent_again(proxy: RunningProxy) -> None:
+    types = {"": "text/html", "index.html": "text/html", "main.js": "text/javascript", "style.css": "text/css"}
+    for name, kind in types.items():
+        head, _, body = (await proxy.read(f"/ui/{name}")).partition(b"\r\n\r\n")
+        assert body == (page.FOLDER / (name or "index.html")).read_bytes()
+        lines = head.decode().split("\r\n")
+        assert f"Content-Type: {kind}; charset=utf-8" in lines
+        assert "Cache-Control: no-cache" in lines
+        (tag,) = (line[6:] for line in lines if line.lower().startswith("etag: "))
+        again = await proxy.get(f"/ui/{name}", f"Cookie: {proxy.cookie}", f"If-None-Match: {tag}")
+        assert again.startswith(b"HTTP/1.1 304 ")
+        assert again.endswith(b"\r\n\r\n")
+    for name in ("no.js", "__init__.py", ".hidden.js", "vendor", "main.js.map"):
+        assert (await proxy.read(f"/ui/{name}")).startswith(b"HTTP/1.1 404")
 
 
 async def test_a_stream_arrives_while_it_goes_on(proxy: RunningProxy) -> None:
