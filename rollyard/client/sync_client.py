@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -15,9 +15,7 @@ from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.aio import end_tasks
 from rollyard.kinds.batch import BatchRequest, BatchView
-from rollyard.kinds.rollout import RolloutView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
-from rollyard.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollyard.trajectory.group import Group
@@ -51,6 +49,21 @@ def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Cal
     @functools.wraps(method)
     def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(method(self._original, *args, **kwargs))
+
+    return call
+
+
+def each(method: Callable[Concatenate[A, P], AsyncGenerator[T]]) -> Callable[Concatenate[Blocking[A], P], Iterator[T]]:
+    """Do the same as `blocking` for a method that yields."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        found = method(self._original, *args, **kwargs)
+        try:
+            while (one := self._run(anext(found, None))) is not None:
+                yield one
+        finally:
+            self._run(found.aclose())
 
     return call
 
@@ -130,6 +143,8 @@ class Client(Blocking[AsyncClient]):
     snapshot = blocking(AsyncClient.snapshot)
     wait = blocking(AsyncClient.wait)
     wait_many = blocking(AsyncClient.wait_many)
+    as_completed = each(AsyncClient.as_completed)
+    rollouts = each(AsyncClient.rollouts)
     counts = blocking(AsyncClient.counts)
     summarize = blocking(AsyncClient.summarize)
     cancel = blocking(AsyncClient.cancel)
@@ -180,42 +195,6 @@ class Client(Blocking[AsyncClient]):
         """Cancel all calls that still run. An exception such as KeyboardInterrupt has ended only the caller's wait."""
         await end_tasks(*(call for call in asyncio.all_tasks() if call is not asyncio.current_task()))
         await self._loop.shutdown_asyncgens()
-
-    def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> Iterator[Trajectory]:
-        """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
-        return self._each(self._original.as_completed(ids, namespace))
-
-    def rollouts(
-        self,
-        namespace: str | None = None,
-        *,
-        pool: str | None = None,
-        group: str | None = None,
-        status: Sequence[str] = (),
-        metadata: Mapping[str, str] | None = None,
-        suspicious: bool = False,
-        search: Mapping[str, str] | None = None,
-        limit: int | None = None,
-    ) -> Iterator[RolloutView]:
-        """Do the same as `AsyncClient.rollouts`."""
-        found = self._original.rollouts(
-            namespace,
-            pool=pool,
-            group=group,
-            status=status,
-            metadata=metadata,
-            suspicious=suspicious,
-            search=search,
-            limit=limit,
-        )
-        return self._each(found)
-
-    def _each(self, found: AsyncGenerator[T]) -> Iterator[T]:
-        try:
-            while (one := self._run(anext(found, None))) is not None:
-                yield one
-        finally:
-            self._run(found.aclose())
 
     def batch(
         self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
