@@ -25,6 +25,8 @@ MAX_PER_GRANT = 256
 """Greatest number of rollouts that one round grants for a stage."""
 MAX_QUEUE_PAGES = 4
 """Greatest number of queue pages that one round reads for a stage. The first pages may have only unsuitable rollouts."""
+TURN_SECONDS = 60.0
+"""Walltime for sampling one turn and for a snapshot, where a rollout can go on elsewhere afterwards."""
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
@@ -72,10 +74,15 @@ class NodeAgentRoom:
 
 
 def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
-    """Return the seconds of the remaining stages' budgets. A rollout's own budget counts if it is less than the pool's."""
-    own = RolloutRequest.model_validate_json(record.request).budgets
+    """Return the seconds of the remaining stages' budgets. A rollout's own budget counts if it is less than the pool's. A
+    rollout with saved turns goes on elsewhere at any time, so it needs INIT and a turn alone."""
+    request = RolloutRequest.model_validate_json(record.request)
     pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
-    return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
+    budgets = {word: min(limit, getattr(request.budgets, f"{word}_seconds") or limit) for word, limit in pools.items()}
+    if record.saved_turns:
+        turn = request.agent.tool_timeout_seconds + TURN_SECONDS
+        return min(sum(budgets.values()), budgets["init"] + turn)
+    return sum(budgets.values())
 
 
 class Round:

@@ -28,6 +28,7 @@ from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.grant_round import MAX_PER_GRANT
 from rollyard.server.rollouts.move_hints import REPEAT_SECONDS, MoveHints
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES
+from rollyard.server.rollouts.saved_turns import TurnsUpload
 from rollyard.server.rollouts.step import SUSPECT_LOSSES
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
@@ -47,6 +48,7 @@ from rollyard.wire.node import (
     RechooseEndpoint,
     ResultHeader,
     ToNode,
+    TurnsHeader,
 )
 from tests.support import make
 from tests.support.manual_clock import ManualClock
@@ -778,6 +780,42 @@ async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) 
     yard.wants(long, init=1)
     await until(lambda: len(long.leases) == 2)
     assert {lease.id for lease in long.leases} == {"a", "b"}
+
+
+async def test_a_rollout_with_saved_turns_goes_on_elsewhere_and_needs_walltime_for_a_turn(yard: Yard) -> None:
+    first = yard.node("u1")
+    lease = await yard.leased(first, "a")
+    assert (lease.resume, lease.saved_turns, lease.lost) == (True, 0, "")
+    ref = LeaseRef(namespace="default", id="a", fence=lease.fence, stage=Stage.RUN)
+    upload = TurnsUpload(TurnsHeader(lease=ref, kept=0), [b"one", b"two"])
+    assert await yard.rollouts.store_turns([upload], "u1") == [None]
+    (refused,) = await yard.rollouts.store_turns([upload], "u2")
+    assert isinstance(refused, Fenced)
+    await yard.expire()
+    assert await status_of(yard, "a") == (Status.QUEUED, Stage.INIT)
+    second, init = yard.node("u2"), yard.pool.spec.stages.init.timeout_seconds
+    yard.node_agents.set_walltime_end("u2", yard.clock.time() + init + 100)
+    await yard.rollouts.submit("default", [request("b")])
+    yard.wants(second, init=2)
+    await until(lambda: bool(second.leases))
+    (again,) = second.leases
+    assert (again.id, again.attempt, again.saved_turns, again.lost) == ("a", 1, 2, "Expired"), "b needs more walltime"
+    (stale,) = await yard.rollouts.store_turns([upload], "u1")
+    assert isinstance(stale, Fenced)
+    record = await yard.rollouts.get("default", "a")
+    assert (await yard.store.rollouts.saved_turns(record))[1] == [b"one", b"two"]
+    await run_stored(yard.rollouts, LeaseRef(namespace="default", id="a", fence=again.fence), "u2", b"tokens")
+    record = await yard.rollouts.get("default", "a")
+    assert (record.saved_turns, (await yard.store.rollouts.saved_turns(record))[1]) == (0, [])
+
+
+@pytest.mark.parametrize("where", ["pool", "request"])
+async def test_resume_is_switched_off_by_the_pool_or_the_request(yard: Yard, where: str) -> None:
+    await yard.declare(resume="never" if where == "pool" else "auto")
+    node = yard.node(init=1)
+    agent = {"resume": "never"} if where == "request" else {}
+    await yard.rollouts.submit("default", [request("a", agent=agent)])
+    await until(lambda: [lease.resume for lease in node.leases] == [False])
 
 
 async def test_a_suspended_pool_hands_nothing_out(yard: Yard) -> None:
