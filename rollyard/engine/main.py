@@ -30,7 +30,7 @@ from rollyard.engine.end_request import EndRequest, EndRequested
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.gang.worker import run_worker
 from rollyard.engine.launch.gang_rank import GangRank
-from rollyard.engine.launch.launch_plan import LaunchPlan
+from rollyard.engine.launch.launch_plan import LaunchPlan, with_weights
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.process.scratch_folder import scratch_folder
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
@@ -39,7 +39,7 @@ from rollyard.engine.registration import Registration
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
-from rollyard.engine.weights.source import WeightsSource, with_weights
+from rollyard.engine.weights.source import WeightsSource
 from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.csr import new_key_and_csr

@@ -17,12 +17,12 @@ import pytest
 
 from rollyard.core.aio import running
 from rollyard.core.tls_server import stop_tls_server
-from rollyard.engine.launch.launch_plan import LaunchPlan
+from rollyard.engine.launch.launch_plan import LaunchPlan, with_weights
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
-from rollyard.engine.weights.source import WeightsSource, with_weights
+from rollyard.engine.weights.source import WeightsSource
 from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.ca import Authority

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from rollyard.core.aio import running
 from rollyard.engine.gang.rendezvous import Gang
-from rollyard.engine.launch.launch_plan import LaunchPlan
+from rollyard.engine.launch.launch_plan import LaunchPlan, with_weights
 from rollyard.engine.process.child_process import EngineCommand, exit_text
 from rollyard.engine.process.owned_engine import start_engine
-from rollyard.engine.weights.source import with_weights
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 log = logging.getLogger(__name__)

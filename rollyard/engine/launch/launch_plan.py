@@ -12,6 +12,7 @@ from rollyard.engine.launch.container import container_program, in_container
 from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.vllm.installed_vllm import vllm_build
+from rollyard.kinds.base import evolve
 from rollyard.kinds.engine_spec import VllmEngine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.model_folder.json_file import read_object
@@ -35,6 +36,16 @@ class LaunchPlan:
         build = await vllm_build(interpreter, vllm.env)
         context = vllm.max_model_len or await asyncio.to_thread(_context_length, Path(spec.model.path))
         return engine_command(spec, self.uds, self.place, Host(interpreter, build, context))
+
+
+def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
+    """Return the pool's spec with the weights of another folder. The tokenizer stays the same, because a trainer may
+    have written only weights to that folder."""
+    model = spec.model
+    if folder is None or folder == model.path:
+        return spec
+    changed = evolve(model, path=folder, tokenizer=model.tokenizer or model.path)
+    return evolve(spec, model=changed)
 
 
 def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list[str]:

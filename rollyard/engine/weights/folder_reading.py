@@ -11,13 +11,14 @@ import contextlib
 import json
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import Invalid
 from rollyard.core.exit_codes import exit_code_text
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, start_child
-from rollyard.engine.weights.source import WeightsSource
+from rollyard.engine.weights.source import TargetFiles, WeightsSource
 from rollyard.model_folder.checkpoint_info import CheckpointInfo
 from rollyard.wire.engine import WeightsTarget
 
@@ -32,7 +33,9 @@ async def read_weights(
 ) -> tuple[WeightsSource, CheckpointInfo | None]:
     """Read the weights of a target in a process. If the information is not needed and the folder lacks a file for it,
     it is None. Raises Invalid."""
-    order = None if target is None else target.model_dump()
+    order = None
+    if target is not None:
+        order = asdict(TargetFiles(target.version, target.path, target.adapter, target.checksum))
     answer = await _read({"own": str(own), "target": order, "needs_info": needs_info})
     source, info = answer["source"], answer["info"]
     adapter = source["adapter"]

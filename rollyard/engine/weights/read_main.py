@@ -1,4 +1,7 @@
-"""The process that reads one folder of weights for `folder_reading.py`: `read_main REQUEST`, both in JSON."""
+"""The process that reads one folder of weights for `folder_reading.py`: `read_main REQUEST`, both in JSON.
+
+It runs at each start of an engine and each change of weights. Without pydantic it takes a quarter of the CPU time.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import FileMissing, Invalid
-from rollyard.engine.weights.source import WeightsSource, folder_checksum, read_source, weight_files
+from rollyard.engine.weights.source import TargetFiles, WeightsSource, folder_checksum, read_source, weight_files
 from rollyard.model_folder.checkpoint_info import CheckpointInfo, read_checkpoint_info
-from rollyard.wire.engine import WeightsTarget
 
 
 def main() -> int:
@@ -34,7 +36,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if (folder := request.get("checksum_of")) is not None:
         return {"checksum": folder_checksum(Path(folder))}
     own, target = Path(request["own"]), request["target"]
-    order = None if target is None else WeightsTarget.model_validate(target)
+    order = None if target is None else TargetFiles(**target)
     folder = own if order is None or order.path is None else Path(order.path)
     weight_files(folder)
     # The headers come first: they show in a moment what the checksum of all files shows after minutes.

@@ -7,17 +7,28 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollyard.core.errors import Invalid
 from rollyard.core.regular_file import open_regular
-from rollyard.kinds.base import evolve
-from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.wire.engine import WeightsTarget
+
+if TYPE_CHECKING:
+    from rollyard.wire.engine import WeightsTarget  # the process that reads the files starts without pydantic
 
 CHUNK = 8 << 20
 PATTERNS = ("*.safetensors", "*.bin")
 HOLES_FROM_BYTES = 1 << 30
 """Size from which a file is searched for holes. Smaller files are read in a moment."""
+
+
+@dataclass(frozen=True)
+class TargetFiles:
+    """The fields of a WeightsTarget that decide which files are read."""
+
+    version: str
+    path: str | None
+    adapter: str | None
+    checksum: str | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class WeightsSource:
         return f"ChecksumMismatch: {self.adapter or self.folder} has checksum {found}, but {self.version} has {self.checksum}"
 
 
-def read_source(own: Path, order: WeightsTarget | None) -> WeightsSource:
+def read_source(own: Path, order: TargetFiles | None) -> WeightsSource:
     """Read the weights of a target. Without a target, read the pool's own model in the folder `own`; its checksum is
     also its version.
 
@@ -119,13 +130,3 @@ def _refuse_holes(path: Path, file: int, size: int) -> None:
         raise Invalid(
             f"ModelMissing: {path} was not copied completely: only {written} of its {size} bytes were ever written"
         )
-
-
-def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
-    """Return the pool's spec with the weights of another folder. The tokenizer stays the same, because a trainer may
-    have written only weights to that folder."""
-    model = spec.model
-    if folder is None or folder == model.path:
-        return spec
-    changed = evolve(model, path=folder, tokenizer=model.tokenizer or model.path)
-    return evolve(spec, model=changed)

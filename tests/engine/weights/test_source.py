@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,12 @@ def test_a_large_file_with_more_holes_than_data_is_refused_without_reading_it(tm
     os.truncate(folder / "a.bin", 200 << 30)
     with pytest.raises(Invalid, match=r"a\.bin was not copied completely: only [0-9]+ of its 214748364800 bytes"):
         folder_checksum(folder)
+
+
+def test_the_process_that_reads_a_folder_starts_without_pydantic() -> None:
+    """Its start would take four times the CPU time, at each start of an engine and each change of weights."""
+    code = "import rollyard.engine.weights.read_main, sys; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 async def unread(folder: Path) -> str:
