@@ -109,6 +109,7 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
     assert {a.status.job_id for a in allocations} == {id for id, _ in before}
 
 
+@pytest.mark.long  # test_resume.py kills a node agent, and test_storm.py one amid batches
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
@@ -121,6 +122,7 @@ async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(who
     assert len([p for p in await yard.jobs() if "-rp" in p.name]) == 2
 
 
+@pytest.mark.long  # test_storm.py kills a model server amid batches
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_model_server_costs_no_rollout(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
@@ -144,6 +146,7 @@ async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(whole: tuple[Ya
     assert len(killed) == 3
 
 
+@pytest.mark.long  # test_routing_live.py kills an engine under rollouts, tests/engine/process one of a supervisor
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_engine_is_restarted_by_its_supervisor(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole

@@ -24,7 +24,8 @@ from tests.support.yard import kill, requests
 pytestmark = pytest.mark.slow(60)
 BUSY_SECONDS = 300.0
 FOREVER = {"type": "command", "command": "setsid nohup sleep 100000 > /tmp/x & exec sleep 100000"}
-RUNTIMES: tuple[RuntimeName, ...] = ("bubblewrap", "apptainer")
+RUNTIMES = ["bubblewrap", pytest.param("apptainer", marks=pytest.mark.long)]
+"""tests/sandbox/test_lifetime.py kills the owner of sandboxes on each runtime."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -51,8 +52,6 @@ async def test_nothing_stays_of_many_sandboxes(runtime: RuntimeName, field: Fiel
     await field.client.submit(requests(0, count, prefix=runtime, agent=FOREVER))
 
     for kill_all in (_kill_node_agent, _kill_allocation, _kill_slurm_daemons):
-        if kill_all is _kill_slurm_daemons and runtime != RUNTIMES[0] and not long_run:
-            break  # the node agent lives on and ends its sandboxes, as always
         allocation, agent = await _node_agent(field)
         family = await _live_sandboxes(field, agent, count)
         killed = time.monotonic()
