@@ -17,10 +17,12 @@ import { html } from './view.js';
 export function Batch({ route }) {
   const [namespace, id] = [namespaceOf(route), route.path[1]];
   const answer = usePoll(url(`/v1/batches/${encodeURIComponent(id)}`, { namespace }), 4);
-  const steps = useSteps(namespace, id);
+  const whole = route.query.steps !== 'batch';
+  const steps = useSteps(namespace, id, whole);
+  const scopes = [['series', `series ${answer.data?.series ?? ''}`, undefined], ['batch', 'this batch alone', 'batch']];
   return html`<h1><span class="kind">Batch</span> ${id}</h1>
     <${Loaded} of=${answer} what="batch">${(/** @type {any} */ b) => html`<${Head} b=${b} namespace=${namespace} />`}<//>
-    <${StepCharts} answers=${[{ name: id, answer: steps }]} />
+    <${StepCharts} answers=${[{ name: id, answer: steps }]} scope=${html`<p class="choice" role="group" aria-label="Steps shown">Steps of ${scopes.map(([key, text, value]) => html` <a key=${key} href=${link(route.path, { ...route.query, steps: value })} aria-current=${whole === (value === undefined) ? 'true' : undefined}>${text}</a>`)}</p>`} />
     <${HardTasks} namespace=${namespace} batch=${id} />`;
 }
 

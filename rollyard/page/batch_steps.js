@@ -9,15 +9,15 @@ import { html } from './view.js';
 
 const REFRESH_SECONDS = 10;
 
-/** @param {string} namespace @param {string} id */
-export function useSteps(namespace, id) {
-  return usePoll(url(`/v1/history/batches/${encodeURIComponent(id)}`, { namespace }), REFRESH_SECONDS);
+/** @param {string} namespace @param {string} id @param {boolean} series true: of all batches of its series */
+export function useSteps(namespace, id, series) {
+  return usePoll(url(`/v1/history/batches/${encodeURIComponent(id)}`, { namespace, series: series || undefined }), REFRESH_SECONDS);
 }
 
-/** @param {{answers: {name: string, answer: import('./poll.js').Answer}[]}} props */
-export function StepCharts({ answers }) {
+/** @param {{answers: {name: string, answer: import('./poll.js').Answer}[], scope?: unknown}} props */
+export function StepCharts({ answers, scope }) {
   const read = answers.filter((a) => a.answer.data);
-  return html`<section aria-labelledby="steps"><h2 id="steps">Over training steps</h2>
+  return html`<section aria-labelledby="steps"><h2 id="steps">Over training steps</h2>${scope}
     ${answers.map((a) => (a.answer.data && !a.answer.error ? null : html`<${Loaded} key=${a.name} of=${a.answer} what=${`history of batch ${a.name}`}>${() => null}<//>`))}
     ${read.length > 0 && (read.every((a) => !a.answer.data.steps.length) ? html`<p class="empty">No group has a verdict yet. The first training step appears with the first group that ended.</p>` : html`<div class="charts">${charts(read)}</div>`)}</section>`;
 }
@@ -42,7 +42,7 @@ function charts(read) {
     return usual ? Math.min(Math.max(at, 0), 1) : at;
   };
   return [
-    html`<${Chart} key="reward" title="Reward of delivered groups" x=${x} series=${read.map((a, i) => ({ name: alone ? 'mean, and one standard deviation' : a.name, y: values(i, (s) => s.reward_mean), low: values(i, (s) => spread(s, -1)), high: values(i, (s) => spread(s, 1)) }))} />`,
+    html`<${Chart} key="reward" title="Reward of delivered groups" x=${x} series=${read.map((a, i) => ({ name: alone ? 'mean, and one standard deviation' : a.name, y: values(i, (s) => s.reward_mean), ...(alone ? { low: values(i, (s) => spread(s, -1)), high: values(i, (s) => spread(s, 1)) } : {}) }))} />`,
     chart('Reward of all judged groups', { mean: (s) => s.judged_reward_mean }),
     chart('Informative share of groups', { share: (s) => s.informative_share }, percent, 1),
     ...(alone ? [chart('Groups', { delivered: (s) => s.groups, 'all low': (s) => s.all_low, 'all high': (s) => s.all_high, other: (s) => s.other, faulty: (s) => s.faulty }, count)] : [chart('Groups held back', { '': (s) => s.all_low + s.all_high + s.other + s.faulty }, count)]),

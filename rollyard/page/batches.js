@@ -33,6 +33,7 @@ function All({ route }) {
         { head: 'Mark', cell: (/** @type {any} */ b) => html`<input type="checkbox" aria-label=${`Mark ${b.id}`} checked=${marked.includes(b.id)} onChange=${() => mark(b.id)} />` },
         { head: 'Batch', main: true, cell: (/** @type {any} */ b) => html`<a href=${link(['batches', b.id], { ns: ns(namespace) })}>${b.id}</a>` },
         { head: 'Status', cell: (/** @type {any} */ b) => html`<${Mark} word=${b.status} />` },
+        { head: 'Series', cell: (/** @type {any} */ b) => (b.series === b.id ? html`<span class="dim">itself</span>` : b.series) },
         { head: 'Pool', cell: (/** @type {any} */ b) => b.pool },
         { head: 'Delivered', figure: true, title: 'informative groups delivered / target', cell: (/** @type {any} */ b) => html`${count(b.delivered)}${b.target === null ? '' : html`<span class="dim">/${count(b.target)}</span>`}` },
         { head: 'Used', figure: true, title: 'acknowledged by the trainer', cell: (/** @type {any} */ b) => count(b.acknowledged) },
@@ -51,10 +52,11 @@ function Two({ route }) {
   const namespace = namespaceOf(route);
   const [first, second] = [route.path[1], route.path[2]];
   const [a, b] = [usePoll(url(`/v1/batches/${encodeURIComponent(first)}`, { namespace }), 10), usePoll(url(`/v1/batches/${encodeURIComponent(second)}`, { namespace }), 10)];
-  const [sa, sb] = [useSteps(namespace, first), useSteps(namespace, second)];
+  const apart = a.data?.series !== b.data?.series; // two batches of one series are steps of one training
+  const [sa, sb] = [useSteps(namespace, first, apart), useSteps(namespace, second, apart)];
   /** @type {[string, (b: any) => string][]} */
   const rows = [
-    ['Status', (v) => v.status], ['Pool', (v) => v.pool], ['Rollouts in a group', (v) => count(v.n)], ['Delivered groups', (v) => count(v.delivered)], ['Drawn groups', (v) => count(v.drawn)],
+    ['Status', (v) => v.status], ['Series', (v) => v.series], ['Pool', (v) => v.pool], ['Rollouts in a group', (v) => count(v.n)], ['Delivered groups', (v) => count(v.delivered)], ['Drawn groups', (v) => count(v.drawn)],
     ['Held back: all low', (v) => count(v.filtered.all_low)], ['Held back: all high', (v) => count(v.filtered.all_high)], ['Held back: other', (v) => count(v.filtered.other)], ['Faulty groups', (v) => count(v.faulty)],
     ['Informative share', (v) => percent(v.informative_rate)], ['Delivered tokens', (v) => count(v.delivered_tokens)], ['Wasted tokens', (v) => count(v.wasted_tokens)],
     ['Staleness', (v) => decimal(v.staleness_mean)], ['Bias in seconds', (v) => decimal(v.bias.seconds)], ['Time to target', (v) => duration(v.seconds_to_target)],
@@ -64,7 +66,7 @@ function Two({ route }) {
   const to = (/** @type {string} */ id) => html`<a href=${link(['batches', id], { ns: ns(namespace) })}>${id}</a>`;
   return html`<h1><span class="kind">Batches</span> ${to(first)} <span class="kind">and</span> ${to(second)}</h1>
     ${[a, b].map((one, i) => one.error && html`<p key=${i} class="problem">${route.path[1 + i]}: ${one.error.message}</p>`)}
-    <${Table} caption="Two batches" rows=${rows} keyOf=${(/** @type {any} */ r) => r[0]} columns=${[
+    <${Table} caption="Two batches" fit rows=${rows} keyOf=${(/** @type {any} */ r) => r[0]} columns=${[
       { head: '', main: true, cell: (/** @type {any} */ r) => r[0] }, { head: first, figure: true, cell: cell(a) }, { head: second, figure: true, cell: cell(b) },
     ]} />
     <${StepCharts} answers=${[{ name: first, answer: sa }, { name: second, answer: sb }]} />`;

@@ -65,7 +65,7 @@ function Stages({ pool, now, error }) {
   const rows = ['INIT', 'RUN', 'EVAL'].map((stage) => ({ stage, spec: pool.spec.stages?.[stage.toLowerCase()], ...(now?.stages?.[stage] ?? {}) }));
   const boxes = now?.sandboxes;
   return html`<section><h2>Stages</h2>${error && html`<p class="problem">The present load is not known: ${error.message}</p>`}
-    <${Table} caption="Stages" rows=${rows} keyOf=${(/** @type {any} */ r) => r.stage} columns=${[
+    <${Table} caption="Stages" fit rows=${rows} keyOf=${(/** @type {any} */ r) => r.stage} columns=${[
       { head: 'Stage', main: true, cell: (/** @type {any} */ r) => r.stage },
       { head: 'Queued', figure: true, cell: (/** @type {any} */ r) => count(r.queued) },
       { head: 'In flight', figure: true, cell: (/** @type {any} */ r) => count(r.inFlight) },

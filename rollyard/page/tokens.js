@@ -111,7 +111,7 @@ function turnFinder(turns) {
 /** @param {import('./columns.js').Trajectory} t @param {string[]} texts @param {number} i @param {number} turn @param {(turn: number) => string} linkTo */
 function describe(t, texts, i, turn, linkTo) {
   const sampled = t.mask[i] === 1;
-  return html`Token ${count(i)} of ${count(texts.length)}, id ${t.ids[i]} <code>${tokenShape(texts[i])}</code> · ${sampled
+  return html`Index ${count(i)} of ${count(texts.length)} tokens, id ${t.ids[i]} <code>${tokenShape(texts[i])}</code> · ${sampled
     ? html`sampled, logprob ${signed(t.logprobs[i])} (probability ${(Math.exp(t.logprobs[i]) * 100).toPrecision(3)} %), weights ${t.versions[t.version[i]] ?? 'not known'}`
     : 'not sampled'}${turn > 0 && html` · <a href=${linkTo(turn)}>turn ${turn}</a>`}`;
 }
