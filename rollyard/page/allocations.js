@@ -25,7 +25,7 @@ export function Allocations({ route }) {
 function All({ route }) {
   const [namespace, hours, now] = [namespaceOf(route), hoursOf(route), useNow()];
   const since = Math.floor((now - hours * 3600) / 60) * 60;
-  const past = usePoll(url('/v1/allocations/history', { namespace, since, limit: READ_ENDED }), 30);
+  const past = usePoll(url('/v1/allocations/history', { namespace, since, limit: READ_ENDED }), 30, `${namespace} ${hours}`);
   const pool = route.query.pool;
   const present = objects('Allocation', namespace).map(spanOf);
   const there = new Set(present.map((s) => `${s.name}/${s.job}`));

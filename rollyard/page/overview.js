@@ -78,7 +78,7 @@ function Counts({ counts: c, namespace }) {
 
 /** Rollouts of the last day that ended without a reward, by reason. @param {{namespace: string}} props */
 function Faults({ namespace }) {
-  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 600) * 600 - DAY_SECONDS }), 10);
+  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 600) * 600 - DAY_SECONDS }), 10, namespace);
   if (answer.data && !answer.data.rows.length) return null;
   return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason, within a day</h2>
     <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} columns=${[

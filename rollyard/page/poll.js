@@ -14,8 +14,10 @@ const MOST_SECONDS = 60;
  */
 
 /** Ask now, and again every `seconds`; 0: once. Nothing is asked while the tab is hidden.
- * @param {string | null} address null: nothing is asked @param {number} [seconds] @returns {Answer} */
-export function usePoll(address, seconds = 0) {
+ * @param {string | null} address null: nothing is asked @param {number} [seconds]
+ * @param {string} [subject] what is asked for. While it stays the same, the last answer is shown until a new address has one:
+ * an address may contain a time that moves on @returns {Answer} */
+export function usePoll(address, seconds = 0, subject = address ?? '') {
   const [answer, setAnswer] = useState(/** @type {Answer & {of: string | null}} */ ({ of: null, data: undefined, error: undefined, at: undefined }));
   const shown = useRef(answer);
   shown.current = answer;
@@ -27,16 +29,16 @@ export function usePoll(address, seconds = 0) {
     let due = false;
     const ask = async () => {
       if (document.hidden) { due = true; return; }
-      const before = shown.current.of === address ? shown.current : undefined;
+      const before = shown.current.of === subject ? shown.current : undefined;
       try {
         const data = await json(address, control.signal);
         if (control.signal.aborted) return;
-        setAnswer({ of: address, data, error: undefined, at: Date.now() / 1000 });
+        setAnswer({ of: subject, data, error: undefined, at: Date.now() / 1000 });
         wait = Math.max(seconds, LEAST_SECONDS);
       } catch (error) {
         if (control.signal.aborted) return;
         const failed = error instanceof ApiFailure ? error : new ApiFailure(0, 'NoAnswer', String(error));
-        setAnswer({ of: address, data: before?.data, error: failed, at: before?.at });
+        setAnswer({ of: subject, data: before?.data, error: failed, at: before?.at });
         if (failed.isUnknownRoute) return;
         wait = Math.min(wait * 2, MOST_SECONDS);
       }
@@ -55,5 +57,5 @@ export function usePoll(address, seconds = 0) {
       document.removeEventListener('visibilitychange', seen);
     };
   }, [address, seconds]);
-  return answer.of === address ? answer : { data: undefined, error: undefined, at: undefined };
+  return answer.of === subject ? answer : { data: undefined, error: undefined, at: undefined };
 }

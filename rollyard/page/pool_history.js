@@ -22,7 +22,7 @@ export function historyUrl(path, hours, more = {}) {
 export function PoolHistory({ pool, route }) {
   const { namespace, name } = pool.metadata;
   const hours = hoursOf(route);
-  const answer = usePoll(historyUrl(`/v1/history/pools/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`, hours, { kind: pool.kind }), REFRESH_SECONDS);
+  const answer = usePoll(historyUrl(`/v1/history/pools/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`, hours, { kind: pool.kind }), REFRESH_SECONDS, `${pool.metadata.uid} ${hours}`);
   return html`<section aria-labelledby="past"><h2 id="past">Over time</h2><${TimeRange} route=${route} />
     <${Loaded} of=${answer} what="history of pools">${(/** @type {any} */ h) => html`<div class="charts">${charts(pool.kind, h)}</div>
       ${recordedFrom(h) > h.since && html`<p class="dim">Measured since ${clock(recordedFrom(h))}.</p>`}

@@ -51,7 +51,7 @@ export function Rollouts({ route }) {
   const conditions = search(route);
   const sort = sortOf(route);
   const limit = Math.min(Number(route.query.limit) || PAGE, MOST);
-  const answer = usePoll(conditions === undefined ? null : url('/v1/rollouts', { ...conditions, sort, after: sort ? undefined : after, limit }), REFRESH_SECONDS);
+  const answer = usePoll(conditions === undefined ? null : url('/v1/rollouts', { ...conditions, sort, after: sort ? undefined : after, limit }), REFRESH_SECONDS, link(route.path, route.query));
   const pools = objects('RolloutPool', namespace).map((p) => p.metadata.name);
   return html`<h1>Rollouts</h1>
     <${Filters} route=${route} filters=${[

@@ -65,7 +65,7 @@ function Endpoints({ endpoints, stale }) {
 /** @param {{pool: any, route: import('./route.js').Route}} props */
 function Past({ pool, route }) {
   const { namespace, name } = pool.metadata;
-  const answer = usePoll(historyUrl(`/v1/history/endpoints/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`, hoursOf(route)), 15);
+  const answer = usePoll(historyUrl(`/v1/history/endpoints/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`, hoursOf(route)), 15, `${pool.metadata.uid} ${hoursOf(route)}`);
   return html`<h3>Over time</h3><${Loaded} of=${answer} what="history of endpoints">${(/** @type {any} */ h) => {
     const some = h.endpoints.slice(-MOST_LINES);
     const from = Math.min(...some.map((/** @type {any} */ e) => recordedFrom(h, e.metrics)));
