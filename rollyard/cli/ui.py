@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,15 +35,18 @@ def ui(kubeconfig: Path | None, port: int, no_browser: bool, demo: bool) -> None
     """
     from rollyard.page_proxy.main import serve_until_ended
 
-    shown = False
+    opens = not no_browser and _has_browser()
+    opened = False
 
     def announce(address: str) -> None:
-        nonlocal shown
+        nonlocal opened
         click.echo(address)
         click.echo(f"  signs one browser in, once, within {CODE_SECONDS / 60:.0f} minutes", err=True)
-        if not shown:
-            shown = True
-            _explain(address, opened=not no_browser and _has_browser() and webbrowser.open(address))
+        if not opened:
+            opened = True
+            _explain(address, opens)
+            if opens:  # in a thread that nobody waits for, because some browsers return only when they are closed
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     with _demonstration() if demo else nullcontext(kubeconfig) as file:
         asyncio.run(serve_until_ended(load_context(file), port, announce))
@@ -65,9 +69,9 @@ def _has_browser() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
-def _explain(address: str, *, opened: bool) -> None:
+def _explain(address: str, opens: bool) -> None:
     port = address.partition("127.0.0.1:")[2].partition("/")[0]
-    if not opened and "SSH_CONNECTION" in os.environ:
+    if not opens and "SSH_CONNECTION" in os.environ:
         tunnel = f"ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}"
         click.echo(f"  on your own machine: `{tunnel}`, then open the address there", err=True)
     click.echo("  Ctrl-C ends it", err=True)

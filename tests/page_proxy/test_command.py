@@ -28,7 +28,7 @@ def command(yard: Yard, *words: str, **variables: str) -> subprocess.Popen[str]:
 
 async def test_the_browser_is_opened_and_ctrl_c_ends_the_command(yard: Yard, tmp_path: Path) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\nwhile [ -e {opened} ]; do sleep 0.05; done\n')
     browser.chmod(0o755)
     process = command(yard, BROWSER=str(browser))
     address = await printed(process)
@@ -36,6 +36,9 @@ async def test_the_browser_is_opened_and_ctrl_c_ends_the_command(yard: Yard, tmp
     async with aiohttp.ClientSession() as http, http.get(address) as answer:
         assert answer.status == 200
         assert answer.cookies
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.to_thread(process.wait, 60) == 0, "also while the browser is open"
+    opened.unlink()
     err = await ended_by(process, signal.SIGINT)
     assert "within 5 minutes" in err
     assert "Ctrl-C" in err
