@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 
 from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.error_status import validated
-from rollyard.api.query_parameters import accepts, integer, namespace_of
+from rollyard.api.query_parameters import accepts, integer, namespace_of, number
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import BadRequest, NotFound
 from rollyard.kinds.base import WireModel
@@ -124,11 +123,5 @@ def _not_found(key: EvaluationKey) -> NotFound:
 
 
 def _solved_at(request: web.Request) -> float:
-    text = request.query.get("solved_at")
-    try:
-        value = float(text) if text is not None else FULL_REWARD - ROUNDING
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadRequest(f"solved_at must be a reward, such as 0.5, not {str(text)[:40]!r}")
-    return value
+    given = number(request, "solved_at")
+    return FULL_REWARD - ROUNDING if given is None else given

@@ -91,18 +91,26 @@ def _integer(name: str, text: str, least: int = 0, most: int = MAX_INTEGER) -> i
     return int(text)
 
 
-def seconds(request: web.Request, name: str, default: float) -> float:
-    """Return a time in seconds. Raises BadRequest."""
+def number(request: web.Request, name: str) -> float | None:
+    """Return a finite number; None if the parameter is absent. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:
-        return default
+        return None
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise BadRequest(f"{name} must be a number of seconds, at least 0, not {text[:40]!r}")
+    if not math.isfinite(value):
+        raise BadRequest(f"{name} must be a number, not {text[:40]!r}")
     return value
+
+
+def seconds(request: web.Request, name: str, default: float) -> float:
+    """Return a number of seconds that is at least 0. Raises BadRequest."""
+    value = number(request, name)
+    if value is not None and value < 0:
+        raise BadRequest(f"{name} must be a number of seconds, at least 0, not {value:g}")
+    return default if value is None else value
 
 
 def flag(request: web.Request, name: str) -> bool:

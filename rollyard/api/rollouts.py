@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, seconds
+from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, number, seconds
 from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
@@ -21,7 +20,7 @@ from rollyard.core.errors import BadRequest, Expired, NotFound
 from rollyard.kinds import task_metadata
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
-from rollyard.kinds.rollout import KeptView, RolloutSummary, RolloutSums, Stage, Status
+from rollyard.kinds.rollout import KeptView, RolloutSummary, Stage, Status
 from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
 from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
@@ -99,7 +98,7 @@ async def _summary(request: web.Request) -> web.Response:
     if by not in GROUPED and not (by.startswith(METADATA) and len(by) > len(METADATA)):
         raise BadRequest(f"by must be one of {', '.join(GROUPED)}, or metadata.NAME, not {by[:40]!r}")
     rows = await request.app[SERVICES].store.rollouts.summarize(_filter(request, limit), by, limit)
-    found = RolloutSummary(by=by, rows=[RolloutSums(**row._asdict()) for row in rows])
+    found = RolloutSummary(by=by, rows=rows)
     return web.json_response(found.model_dump(mode="json"))
 
 
@@ -137,25 +136,12 @@ def _search(request: web.Request) -> RolloutSearch | None:
         prefix=query.get("prefix", ""),
         since=seconds(request, "since", 0.0) if "since" in query else None,
         until=seconds(request, "until", 0.0) if "until" in query else None,
-        min_reward=_reward(request, "min_reward"),
-        max_reward=_reward(request, "max_reward"),
+        min_reward=number(request, "min_reward"),
+        max_reward=number(request, "max_reward"),
         sort=SortField(sort.removeprefix("-")) if sort else None,
         descending=sort.startswith("-"),
     )
     return found if found != RolloutSearch() else None
-
-
-def _reward(request: web.Request, name: str) -> float | None:
-    text = request.query.get(name)
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadRequest(f"{name} must be a number, not {text[:40]!r}")
-    return value
 
 
 def _metadata_items(text: str | None) -> tuple[str, ...]:

@@ -398,13 +398,13 @@ class RolloutSums(WireModel):
     seconds: float
     """Seconds in all stages."""
     groups: int
-    """Groups with at least two rewards."""
+    """Groups with at least two rewards among these rollouts."""
     informative: int
     """Groups whose rewards differ."""
     newest: str
     """Id of the rollout that was submitted last."""
     kind: str
-    """A task kind of these rollouts."""
+    """A task kind of these rollouts; there may be others, unless the field is the task."""
 
 
 class RolloutSummary(WireModel):

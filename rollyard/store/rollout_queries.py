@@ -10,12 +10,12 @@ from collections import Counter
 from typing import Any
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout import RolloutSums, Stage, Status
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store import missing_image_rows, rollout_search, row_codec, saved_turn_table, usage_hours
 from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, RolloutSearch, StoredSnapshot
-from rollyard.store.rollout_search import SUSPICIOUS, NodeEnd, SummaryRow
+from rollyard.store.rollout_search import SUSPICIOUS, NodeEnd
 from rollyard.store.saved_turn_table import ResumeState
 from rollyard.store.usage_hours import UsageHour
 
@@ -89,7 +89,7 @@ class RolloutQueries:
         rows = self._db.execute(f"{found} AND {where} ORDER BY rollout LIMIT ?", given)
         return [row_codec.from_row(r) for r in rows]
 
-    def summarize(self, filter: RolloutFilter, by: str, limit: int) -> list[SummaryRow]:
+    def summarize(self, filter: RolloutFilter, by: str, limit: int) -> list[RolloutSums]:
         """Return sums over the ended rollouts that match, by a field (`rollout_search.summarize`)."""
         return rollout_search.summarize(self._db, filter, filter.search or RolloutSearch(), by, limit)
 

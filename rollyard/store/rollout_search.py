@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rollyard.kinds.rollout import CHECK
+from rollyard.kinds.rollout import CHECK, RolloutSums
 from rollyard.store import row_codec
 from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
 
@@ -29,26 +29,6 @@ GROUPED: dict[str, str] = {
 """Field by which sums are grouped -> SQL expression."""
 _SORTED = {SortField.ENDED: "finished_at"}
 _INDEX = "rollouts INDEXED BY rollouts_searched"
-
-
-class SummaryRow(NamedTuple):
-    """Sums over the ended rollouts that have one value of a field."""
-
-    value: str | None
-    rollouts: int
-    scored: int
-    mean_reward: float | None
-    best_reward: float | None
-    tokens: int
-    seconds: float
-    groups: int
-    """Groups with at least two rewards among these rollouts."""
-    informative: int
-    """Those whose rewards differ."""
-    newest: str
-    """Id of the rollout that was submitted last."""
-    kind: str
-    """A task kind of these rollouts; there may be others, unless the field is the task."""
 
 
 def find(db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch) -> list[RolloutRecord]:
@@ -70,7 +50,7 @@ def find(db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch) -
 
 def summarize(
     db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch, by: str, limit: int
-) -> list[SummaryRow]:
+) -> list[RolloutSums]:
     """Return sums over the ended rollouts that match, without checks, by a field of GROUPED or one of the tasks' metadata.
 
     With `task` the hardest tasks come first, otherwise the values with the most rollouts. With metadata, rollouts of tasks
@@ -101,7 +81,8 @@ def summarize(
         f"sum(scored > 1 AND best > worst) AS informative, max(newest) AS newest, min(kind) AS kind FROM ({by_group}) "
         f"GROUP BY value) ORDER BY {order} LIMIT ?"
     )
-    return [SummaryRow(*row) for row in db.execute(query, [*given, *values, CHECK, limit])]
+    rows = db.execute(query, [*given, *values, CHECK, limit])
+    return [RolloutSums(**dict(zip(RolloutSums.model_fields, row, strict=True))) for row in rows]
 
 
 class NodeEnd(NamedTuple):

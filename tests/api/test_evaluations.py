@@ -85,7 +85,7 @@ async def test_faults_change_nothing_but_their_count_and_two_evaluations_are_com
         assert [g.value for g in (await client.evaluation("new", by="kind")).groups] == ["math"]
         easy = await client.evaluation("new", solved_at=0.0)
         assert easy.statistics.pass_at[1].value == 1.0
-        with pytest.raises(BadRequest, match="solved_at must be a reward"):
+        with pytest.raises(BadRequest, match="solved_at must be a number"):
             await client.evaluation("new", solved_at=float("nan"))
 
         compared = await client.compare_evaluations("old", "new")
