@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rollyard.client.batch_client import BatchClient
 from rollyard.client.batch_progress import BatchProgress
+from rollyard.client.step_log import StepLog, complete_steps, step_values
 from rollyard.core.backoff import until_done
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchRequest, BatchView
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 30.0
+RECENT_STEPS = 100
+"""Training steps that are read for the log at once."""
 
 
 class AsyncBatch:
@@ -36,9 +40,11 @@ class AsyncBatch:
         *,
         after: int = 0,
         progress: bool = False,
+        log: StepLog | None = None,
         warn: Callable[[str], None] = log.warning,
     ) -> None:
-        """`warn` gets the reason why no group comes for WAIT_SECONDS, each reason once."""
+        """`log` gets the metrics of each training step, at the step's acknowledgement or at the batch's end. `warn` gets
+        the reason why no group comes for WAIT_SECONDS, each reason once."""
         self._client = client
         self._warn, self._warned = warn, set[str]()
         self._namespace = namespace
@@ -57,6 +63,7 @@ class AsyncBatch:
         self._ready: deque[Group] = deque()
         self._last = False
         self._progress = BatchProgress() if progress else None
+        self._log, self._logged = log, -1
 
     def __aiter__(self) -> AsyncBatch:
         return self
@@ -68,6 +75,7 @@ class AsyncBatch:
         """
         while not self._ready:
             if self._last:
+                await self._log_steps()
                 self._close()
                 raise StopAsyncIteration
             await until_done(self._read, f"waiting for groups of batch {self.id}")
@@ -91,7 +99,22 @@ class AsyncBatch:
 
     async def acknowledge(self, upto: int | None = None) -> BatchView:
         """Acknowledge all groups up to delivery `upto`; by default all groups that the iterator returned."""
-        return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
+        view = await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace)
+        self._see(view)
+        await self._log_steps()
+        return view
+
+    async def _log_steps(self) -> None:
+        """Pass the training steps that are complete and new to the log."""
+        if self._log is None or self.view is None:
+            return
+        history = await self._client.batch_history(self.id, self._namespace, limit=RECENT_STEPS)
+        groups = self._request.step_groups if self._request is not None else None
+        steps = complete_steps(history.steps, step_groups=groups, ended=self.view.status.terminal)
+        for step in steps:
+            if step.step > self._logged:
+                self._logged = step.step
+                await asyncio.to_thread(self._log.log, step.step, step_values(step))
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
         """End the batch. The unfinished groups are kept if `rollouts` and the request's `carry_over` are "keep", and the

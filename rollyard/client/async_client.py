@@ -11,6 +11,7 @@ from typing import Any
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.attachment import Attachment, attach
 from rollyard.client.evaluation_client import EvaluationClient
+from rollyard.client.step_log import StepLog
 from rollyard.client.usage_client import UsageClient
 from rollyard.client.weights_client import WeightsClient
 from rollyard.client.weights_push import WeightsPush
@@ -49,15 +50,21 @@ class AsyncClient(WeightsClient, EvaluationClient, UsageClient):
         return WeightsPush(self, pool, folder=folder, namespace=namespace, mode=mode, keep=keep)
 
     def batch(
-        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
+        self,
+        request: BatchRequest | str,
+        namespace: str | None = None,
+        *,
+        after: int = 0,
+        progress: bool = False,
+        log: StepLog | None = None,
     ) -> AsyncBatch:
         """Iterate over the groups of a batch: `async for group in client.batch(request)`.
 
         `request`: the batch, which the first step of the iteration creates, or the id of an existing batch. `after`:
         delivery number of the last group that the caller already has. `progress`: show the batch's state on the
-        terminal.
+        terminal. `log`: gets the metrics of each training step (`rollyard.client.step_log`).
         """
-        return AsyncBatch(self, request, namespace, after=after, progress=progress, warn=self._warn)
+        return AsyncBatch(self, request, namespace, after=after, progress=progress, log=log, warn=self._warn)
 
     def attach(
         self, id: str, start: Start, namespace: str | None = None

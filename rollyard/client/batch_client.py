@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rollyard.client.api_client import ApiClient
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView
+from rollyard.kinds.metric_history import BatchHistory
 from rollyard.kinds.task import Task
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ class BatchClient(ApiClient):
         return BatchView.model_validate(
             await self._http.json("POST", path, query=self._http.query(namespace), body={"upto": upto})
         )
+
+    async def batch_history(
+        self, id: str, namespace: str | None = None, *, series: bool = False, limit: int = 1000
+    ) -> BatchHistory:
+        """Return the last `limit` training steps of a batch, with rewards, informative groups and lengths. `series`: those of
+        all batches of its series. Raises NotFound."""
+        query = self._http.query(namespace, series="true" if series else None, limit=str(limit))
+        body = await self._http.json("GET", f"/v1/history/batches/{id}", query=query)
+        return BatchHistory.model_validate(body, extra="ignore")
 
     async def cancel_batch(
         self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.async_client import AsyncClient
+from rollyard.client.step_log import StepLog
 from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.aio import end_tasks
@@ -164,6 +165,7 @@ class Client(Blocking[AsyncClient]):
     create_batch = blocking(AsyncClient.create_batch)
     get_batch = blocking(AsyncClient.get_batch)
     batches = blocking(AsyncClient.batches)
+    batch_history = blocking(AsyncClient.batch_history)
     groups = blocking(AsyncClient.groups)
     groups_columns = blocking(AsyncClient.groups_columns)
     acknowledge = blocking(AsyncClient.acknowledge)
@@ -197,10 +199,16 @@ class Client(Blocking[AsyncClient]):
         await self._loop.shutdown_asyncgens()
 
     def batch(
-        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
+        self,
+        request: BatchRequest | str,
+        namespace: str | None = None,
+        *,
+        after: int = 0,
+        progress: bool = False,
+        log: StepLog | None = None,
     ) -> BlockingBatch:
         """Iterate over the groups of a batch: `for group in client.batch(request)`."""
-        batch = self._original.batch(request, namespace, after=after, progress=progress)
+        batch = self._original.batch(request, namespace, after=after, progress=progress, log=log)
         return BlockingBatch(batch, self._loop)
 
     def weights(
