@@ -101,6 +101,8 @@ class LoopRun:
         self._sandbox = parts.sandbox
         self._saver: TurnSaver | None = None
         self._snapshots: ResumeSnapshots | None = None
+        self._budget = self._used = 0.0
+        """Seconds of RUN, and those that earlier leases have used."""
         self._settled = 0
         """Number of turns after which the conversation went on."""
         self._stopping = self._ended = False
@@ -117,11 +119,12 @@ class LoopRun:
         has_network = spec.host_network or bool(spec.allowed_hosts)
         replay = await play_again(self._run, saved, self._tools, begun_with, has_network, turn_ended)
         self._settled = replay.kept
+        self._used = saved[replay.kept - 1].run_seconds if replay.kept else 0.0
         return replay
 
     def report(self, saver: TurnSaver, resumption: Resumption, *, changed: bool) -> None:
         """`changed`: the last turn is another than the saved one."""
-        saver.resume(resumption, self._run if changed else None)
+        saver.resume(resumption, self._run if changed else None, self._used)
 
     def save_with(self, saver: TurnSaver, snapshots: ResumeSnapshots) -> None:
         """Save the turns from now on, and snapshots when they are due."""
@@ -146,11 +149,16 @@ class LoopRun:
     async def _goes_on(self) -> None:
         self._settled = len(self._run.turns)
         if self._saver is not None and self._snapshots is not None:
-            self._saver.goes_on(self._run)
+            self._saver.goes_on(self._run, self._spent())
             await self._snapshots.turn_saved(self._run)
         if self._stopping:
             self._paused.set()
             await asyncio.Event().wait()  # until this task is cancelled
+
+    def _spent(self) -> float:
+        """Return the seconds of the budget so far, with those of earlier leases."""
+        ends = self._policy.failover.limit.when() if self._policy.failover.limit is not None else None
+        return self._budget - (ends - asyncio.get_running_loop().time()) if ends is not None else self._used
 
     async def turns(self) -> list[Turn]:
         """Return the turns so far."""
@@ -174,9 +182,9 @@ class LoopRun:
         """Run the loop to its end, or for `budget` seconds, in which the turns of earlier leases count. Raises as
         `run_agent`."""
         lease, policy = self._lease, self._policy
-        used = sum(sum(turn.timings.values()) for turn in self._run.turns)
+        self._budget = budget
         try:
-            async with asyncio.timeout(max(0.0, budget - used)) as limit:
+            async with asyncio.timeout(max(0.0, budget - self._used)) as limit:
                 policy.failover.limit = limit
                 environment, replies = self._environment, None
                 if environment is not None:

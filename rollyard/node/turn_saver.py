@@ -50,26 +50,27 @@ class TurnSaver:
         """Save the turns from now on."""
         self._tools, self.stopped = tools, ""
 
-    def resume(self, resumption: Resumption, changed: AgentProgress | None = None) -> None:
-        """Report where the lease went on. `changed`: the work so far, if its last turn is another than the saved one."""
+    def resume(self, resumption: Resumption, changed: AgentProgress | None = None, spent: float = 0.0) -> None:
+        """Report where the lease went on. `changed`: the work so far, if its last turn is another than the saved one.
+        `spent`: as of `goes_on`."""
         self.stored, self._resumed = resumption.turn - (changed is not None), resumption
         if changed is not None:
-            self._waiting.append(packed(changed))
+            self._waiting.append(packed(changed, spent))
         self._wake()
 
     def stop(self, why: str) -> None:
         """Save no further turns."""
         self.stopped = self.stopped or why
 
-    def goes_on(self, run: AgentProgress) -> None:
-        """Save the last turn."""
+    def goes_on(self, run: AgentProgress, spent: float = 0.0) -> None:
+        """Save the last turn. `spent`: seconds of RUN's budget so far."""
         if self.stopped:
             return
         assert self._tools is not None
         names = [call["name"] for call in run.turns[-1].tool_calls]
         if once := [name for name in names if not self._tools.is_repeatable(name)]:
             return self.stop(f"a call of the tool {once[0]!r} cannot be repeated")
-        self._waiting.append(packed(run))
+        self._waiting.append(packed(run, spent))
         self._wake()
 
     async def flush(self) -> None:
@@ -111,7 +112,7 @@ class TurnSaver:
         await end_tasks(self._task)
 
 
-def packed(run: AgentProgress) -> bytes:
+def packed(run: AgentProgress, spent: float = 0.0) -> bytes:
     """Return the last turn of a conversation that goes on, compressed."""
     turn, before, conversation = run.turns[-1], run.turns[-2] if len(run.turns) > 1 else None, run.conversation
     same_segment = before is not None and before.segment == turn.segment
@@ -123,6 +124,7 @@ def packed(run: AgentProgress) -> bytes:
         logprobs=logprobs,
         weights_versions=versions,
         prompt_digest=prompt_digest(conversation.ids_before_last(begun)),
+        run_seconds=spent,
     )
     return _COMPRESSOR.compress(saved.model_dump_json().encode())
 

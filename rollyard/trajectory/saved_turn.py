@@ -20,6 +20,8 @@ class SavedTurn(WireModel):
     weights_versions: list[str | None]
     prompt_digest: str
     """Digest of the prompt's ids behind the turn before in the same segment, so that the prompt can be recognised."""
+    run_seconds: float = 0.0
+    """Seconds of RUN's budget that were used at the end of the turn. A wait for a model server uses none."""
 
 
 def prompt_digest(ids: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.aio import running
+from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.node.turn_saver import unpacked
 from rollyard.trajectory import SavedTurn, Trajectory
@@ -117,6 +118,9 @@ async def test_a_killed_node_agent_costs_at_most_the_turn_under_way(resuming: tu
     assert (resumption.turn, resumption.replayed, resumption.dropped) == (len(before), len(before), 0)
     assert resumption.why is None
     (segment,) = ended.segments
+    used = [saved.run_seconds for saved in before]
+    assert used == sorted(used)
+    assert used[0] >= 0.5, "the seconds of its command count for RUN's budget"
     for saved, turn in zip(before, ended.turns, strict=False):
         assert saved.turn == turn
         start = turn.prompt_length
@@ -194,7 +198,10 @@ async def strike(yard: Yard, client: AsyncClient, chance: random.Random, most: i
     return struck
 
 
-@pytest.mark.parametrize(("count", "kills"), [(10, 3), pytest.param(MOST, 70, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [(10, 3), pytest.param(50, 15, marks=pytest.mark.long), pytest.param(MOST, 60, marks=pytest.mark.long)],
+)
 async def test_a_storm_costs_a_few_turns_and_no_file(
     resuming: tuple[Yard, AsyncClient], count: int, kills: int
 ) -> None:
@@ -207,6 +214,8 @@ async def test_a_storm_costs_a_few_turns_and_no_file(
         for n in range(count)
         for way in WAYS
     ]
+    key = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
+    await client.patch(key, {"spec": {"replicas": 2 if count == 10 else 4}})
     turns = TURNS * len(asked) // (kills + 1)
     async with running(strike(yard, client, random.Random(count), kills, turns)) as storm:
         ended = await yard.gather(client, await client.submit(asked), 3000)
