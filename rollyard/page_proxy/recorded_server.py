@@ -48,6 +48,7 @@ def main(recording: Path) -> int:
     from rollyard.page_proxy.recording import read, restore
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of the terminal also ends the process that started this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that server and folder are ended
     with tempfile.TemporaryDirectory(prefix="rollyard-recorded-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         asyncio.run(restore(*read(recording, folder / "model"), folder / "data"))
