@@ -33,6 +33,7 @@ TURNS = 8
 SLOW = "sleep 0.5"
 MOST = 200
 """Greatest number of rollouts of each kind in the storm."""
+NEVER = "`resume` is never in its pool or its request"
 LOST = "[the shell ended and was started anew; its state is lost]"
 WAYS = ("auto", "never")
 CUT = [
@@ -163,6 +164,7 @@ async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming
     assert rows(yard) == 0
 
 
+@pytest.mark.long  # the storm has such rollouts too
 async def test_never_means_from_the_beginning(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
     (id,) = await client.submit([request("never-1", resume="never")])
@@ -174,7 +176,7 @@ async def test_never_means_from_the_beginning(resuming: tuple[Yard, AsyncClient]
     await kill_holder(yard, client, id)
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 2)
-    assert [(one.turn, one.why) for one in ended.resumptions] == [(0, "`resume` is never in its pool or its request")]
+    assert [(one.turn, one.why) for one in ended.resumptions] == [(0, NEVER)]
     assert sampled(yard, id) >= TURNS + 4
     await check_files(client, ended)
 
@@ -236,5 +238,6 @@ async def test_a_storm_costs_a_few_turns_and_no_file(
         f"{again['never']:.1%} with never; {len(resumed)} resumptions, {sum(one.turn for one in resumed)} turns kept"
     )
     assert resumed
+    assert {one.why for trajectory in ended if "-never-" in trajectory.id for one in trajectory.resumptions} <= {NEVER}
     assert again["auto"] < again["never"]
     assert rows(yard) == 0
