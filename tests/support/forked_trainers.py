@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FORK = multiprocessing.get_context("fork")
 RUN_SECONDS = 3600
-SILENT = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+SILENT = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class ForkedTrainers:
@@ -47,7 +47,8 @@ class ForkedTrainers:
 @contextmanager
 def forked_trainers() -> Iterator[ForkedTrainers]:
     command = [sys.executable, "-m", "tests.support.forked_trainers"]
-    env = {**os.environ, **SILENT}
+    # as conftest.py sets it: the servers and jobs that a trainer starts find no torch
+    env = {**os.environ, **SILENT, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])}
     with subprocess.Popen(
         command, cwd=ROOT, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

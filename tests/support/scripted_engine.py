@@ -44,7 +44,10 @@ def scripted_pool(folder: Path, model: Path, turns: Mapping[str, Sequence[str]])
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
     (folder / "turns.json").write_text(json.dumps(turns))
-    env = {"PYTHONPATH": f"{folder}/packages:{ROOT}", TURNS: f"{folder}/turns.json"}
+    env = {
+        "PYTHONPATH": f"{folder}/packages:{Path(__file__).parent}/without_torch:{ROOT}",
+        TURNS: f"{folder}/turns.json",
+    }
     return {"model": {"path": str(own)}, "engine": {"embedded": None, "vllm": {"python": sys.executable, "env": env}}}
 
 

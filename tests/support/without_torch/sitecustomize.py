@@ -1,4 +1,5 @@
-"""Hides torch from Rollyard's processes that a test starts, as on a node without it, and shortens the import of transformers.
+"""Hides torch from Rollyard's processes that a test starts, as on a node without it, and shortens the import of transformers
+in each process of a test run.
 
 transformers imports torch when it finds it, though a tokenizer does not need it: that costs two seconds of CPU a
 process. And each import of transformers reads more than a thousand of its own files, to list what they define. That
@@ -23,7 +24,10 @@ class _ShortImport:
 
         def exec_module(module):  # type: ignore[no-untyped-def]
             execute(module)
-            module.define_import_structure = _kept(module.define_import_structure, os.stat(module.__file__).st_mtime_ns)
+            if hasattr(module, "define_import_structure"):  # an older release in an environment of its own lacks it
+                module.define_import_structure = _kept(
+                    module.define_import_structure, os.stat(module.__file__).st_mtime_ns
+                )
 
         spec.loader.exec_module = exec_module
         return spec
@@ -56,6 +60,7 @@ def _kept(list_definitions, changed):  # type: ignore[no-untyped-def]
     return kept
 
 
-if any(word.startswith("rollyard.") for word in sys.orig_argv):
+# the variable: of `tests/support/scripted_engine.py`
+if any(word.startswith("rollyard.") for word in sys.orig_argv) or "ROLLYARD_TEST_TURNS" in os.environ:
     sys.modules["torch"] = None  # type: ignore[assignment]
-    sys.meta_path.insert(0, _ShortImport())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _ShortImport())  # type: ignore[arg-type]
