@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -71,7 +72,7 @@ class Served:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     made = Yard(tmp_path_factory.mktemp("yard"))
-    made.env["PYTHONPATH"] = str(ROOT)
+    made.env["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
     try:
         made.start()
         async with made.client() as client:
