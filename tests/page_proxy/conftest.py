@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.page_proxy.main import listen
+from tests.support.browser import Browser, chromium
 from tests.support.manual_clock import ManualClock
 from tests.support.yard import Yard, end
 
@@ -98,3 +99,10 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
 async def proxy(yard: Yard) -> AsyncIterator[RunningProxy]:
     async with AsyncExitStack() as stack:
         yield await start(load_context(yard.data / "admin.kubeconfig"), stack)
+
+
+@pytest_asyncio.fixture(loop_scope="package", scope="package")
+async def browser() -> AsyncIterator[Browser]:
+    """One Chromium for all; each tab has cookies of its own."""
+    async with chromium() as made:
+        yield made

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from simulation.serving import serve_app
 from tests.page_proxy.conftest import RunningProxy
-from tests.support.browser import Browser, chromium
+from tests.support.browser import Browser
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
 
@@ -53,12 +53,6 @@ ATTACK = """
 })()
 """
 NOTHING = {"refused", "silence", "closed", ""}
-
-
-@pytest_asyncio.fixture(loop_scope="package", scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as made:
-        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -28,10 +28,10 @@ from rollyard.trajectory.columns import encode
 from tests.page_proxy.conftest import RunningProxy, start
 from tests.page_proxy.payloads import IN_ONE, PAYLOADS, TEXTS, hostile_text
 from tests.support import make
-from tests.support.browser import Browser, Tab, chromium
+from tests.support.browser import Browser, Tab
 from tests.support.yard import Yard, end
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.heavy]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
 KEPT = re.compile(r"tasks-g[0-3]\.[0-9]")
 """Rollouts of the recording that suffice: a long table only takes time."""
 NAMESPACE = "hostile"
@@ -45,7 +45,7 @@ OUTSIDE = (
 """Elements of which the page has none."""
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="package", scope="module")
 async def hostile_yard(tmp_path_factory: pytest.TempPathFactory, model_dir: Any) -> AsyncIterator[Yard]:
     """A server with a part of the recorded training, and with rollouts whose every text is hostile."""
     made = Yard(tmp_path_factory.mktemp("yard"))
@@ -146,11 +146,11 @@ def turn(text: str) -> Turn:
     )  # fmt: skip
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def opened(hostile_yard: Yard) -> AsyncIterator[tuple[RunningProxy, Browser]]:
+@pytest_asyncio.fixture(loop_scope="package", scope="module")
+async def opened(hostile_yard: Yard, browser: Browser) -> AsyncIterator[tuple[RunningProxy, Browser]]:
     async with AsyncExitStack() as stack:
         proxy = await start(load_context(hostile_yard.data / "admin.kubeconfig"), stack)
-        yield proxy, await stack.enter_async_context(chromium())
+        yield proxy, browser
 
 
 async def sign_in(proxy: RunningProxy, browser: Browser) -> Tab:
