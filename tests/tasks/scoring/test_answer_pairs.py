@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from rollyard.tasks.scoring.math_answers import judge_answer
-
 TABLE = Path(__file__).with_name("answer_pairs.tsv")
 PAGE = Path(__file__).parents[3] / "docs" / "math.md"
 REFUSED = {("1000000", "10^6"), ("1.5", "1,5"), ("(0,1)", r"0<x \text{ and } x<1")}
@@ -40,6 +38,8 @@ def pairs() -> list[Pair]:
 
 
 def ours(reference: str, answer: str) -> bool:
+    from rollyard.tasks.scoring.math_answers import judge_answer  # with sympy, which each worker would import
+
     return judge_answer(reference.encode(), answer.encode()).get("right") == 1.0
 
 
