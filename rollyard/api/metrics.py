@@ -21,7 +21,7 @@ from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.batch import DeliveryBias
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.metric_history import POOL_METRICS
-from rollyard.server.batches.batch_view import bias
+from rollyard.server.batches.batch_view import bias, informative_share
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.store.batch_records import BatchRecord, LengthSums
@@ -153,18 +153,13 @@ def batch_metrics(running: Sequence[BatchRecord]) -> str:
         lines += family(f"rollyard_batches_{name}", "gauge", text, samples)
     ratios = [(labels, _bias(batches)) for labels, batches in pools.items()]
     biases = [(f"{labels},{label('of', of)}", getattr(found, of)) for labels, found in ratios for of in BIASES]
-    shares = [(labels, _informative_share(batches)) for labels, batches in pools.items()]
-    text = "Recent share of informative groups among those with a verdict, of running batches."
+    shares = [(labels, informative_share(batches)) for labels, batches in pools.items()]
+    text = "Groups whose rewards differ / groups with a verdict and at least two rewards, of running batches."
     lines += family("rollyard_batches_informative_share", "gauge", text, shares)
     lines += family(
         "rollyard_batches_bias", "gauge", "Mean length of delivered rollouts / of informative ones.", biases
     )
     return "".join(lines)
-
-
-def _informative_share(batches: Sequence[BatchRecord]) -> float | None:
-    settled = sum(batch.settled for batch in batches)
-    return sum(batch.settled_informative for batch in batches) / settled if settled else None
 
 
 def _bias(batches: Sequence[BatchRecord]) -> DeliveryBias:

@@ -64,11 +64,14 @@ async def cancel(client: AsyncClient, namespace: str, ids: tuple[str, ...], roll
 def described(view: BatchView) -> list[str]:
     """Return the state of a batch as lines of text."""
     filtered, target = view.filtered, f" of {view.target}" if view.target is not None else " (stream)"
+    share = "-" if view.informative_share is None else f"{view.informative_share:.0%}"
     lines = [
         f"batch {view.id} in pool {view.pool}, series {view.series}: {view.status.value}",
         f"started {_time(view.created_at)}" + (f", ended {_time(view.ended_at)}" if view.ended_at else ""),
         f"delivered {view.delivered}{target}, acknowledged {view.acknowledged}; {view.in_flight} groups in flight",
-        f"drawn {view.drawn}, carried in {view.carried_in}; informative share {view.informative_rate:.0%} (estimate)",
+        f"drawn {view.drawn}, carried in {view.carried_in}; estimated share that passes the filter "
+        f"{view.estimated_pass_rate:.0%}",
+        f"informative share {share} (groups whose rewards differ, of those with a verdict and two rewards or more)",
         f"filtered {filtered.total}: {filtered.all_low} all low, {filtered.all_high} all high, {filtered.other} other",
         f"mean reward {_mean(view)} (groups with a verdict, delivered or not)",
         f"faulty {view.faulty} (too few rewards); wasted tokens {view.wasted_tokens}",

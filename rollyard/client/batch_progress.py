@@ -1,4 +1,4 @@
-"""Progress of a batch on a terminal: informative groups, filtered share, groups in flight, time left."""
+"""Progress of a batch on a terminal: delivered groups, filtered share, groups in flight, time left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def progress_line(view: BatchView, now: float) -> str:
     if settled >= SAMPLE_GROUPS:
         share = f"{view.filtered.total / settled:.0%} filtered"
     of = f" of {view.target}" if view.target is not None else ""
-    words = [f"{view.id}: {view.delivered}{of} informative groups", share, f"{view.in_flight} in flight"]
+    words = [f"{view.id}: {view.delivered}{of} groups delivered", share, f"{view.in_flight} in flight"]
     seconds = (view.ended_at or now) - view.created_at
     known = seconds >= SAMPLE_SECONDS
     if (tokens := view.delivered_tokens + view.wasted_tokens) and known:

@@ -221,7 +221,7 @@ class Acknowledgement(WireModel):
 
 
 class FilteredGroups(WireModel):
-    """Groups that were not informative, by cause."""
+    """Groups that the filter did not let pass, by cause."""
 
     all_low: int = 0
     """Groups whose rewards are all equal and at most 0 (or at the lower end of `reward_range`), or whose mean is below
@@ -257,8 +257,8 @@ class BatchView(WireModel):
     status: BatchStatus
     target: int | None
     n: int
-    informative: int
-    """Number of groups that are known to be informative, including delivered groups."""
+    passed: int
+    """Number of groups that the filter let pass. They are delivered, or will be when all of their rollouts have ended."""
     delivered: int
     acknowledged: int
     drawn: int
@@ -280,8 +280,12 @@ class BatchView(WireModel):
     """Number of sampled tokens in delivered groups."""
     wasted_tokens: int
     """Number of sampled tokens in groups that were filtered, faulty or cancelled."""
-    informative_rate: float
-    """Estimated share of informative groups. The number of groups drawn beyond the target depends on this share."""
+    informative_share: float | None
+    """Share of groups whose rewards differ, among the groups with a verdict and at least two rewards; null before the first.
+    A group that the filter lets pass is counted when it is delivered."""
+    estimated_pass_rate: float
+    """Estimate of the share of groups that the filter lets pass, from this batch and earlier ones of the series; 0.5 before
+    the first verdict. The number of groups drawn beyond the target depends on this estimate."""
     seconds_to_target: float | None
     staleness_mean: float | None
     """Mean number of training steps between the draw of a delivered group and the step that uses this group; null before

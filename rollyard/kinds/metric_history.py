@@ -123,7 +123,7 @@ class TrainingStep(WireModel):
     `reward_mean` shows what the filter let pass."""
     judged_rollouts: int
     informative_share: float | None
-    """Delivered groups / all groups with a verdict, without faulty ones."""
+    """Groups whose rewards differ / groups with a verdict and at least two rewards, delivered or not."""
     all_low: int
     """Number of groups held back because all rewards were low; `all_high` and `other` likewise."""
     all_high: int

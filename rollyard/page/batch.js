@@ -35,7 +35,7 @@ function Head({ b, namespace }) {
     ['Delivered', `${count(b.delivered)}${b.target === null ? ', a stream' : ` of ${count(b.target)}`}`], ['Used by the trainer', count(b.acknowledged)],
     ['Drawn', count(b.drawn)], ['In flight', count(b.in_flight)], ['Carried in', count(b.carried_in)], ['Passed over', count(b.passed_over)],
     ['Held back', html`${count(b.filtered.all_low)} all low, ${count(b.filtered.all_high)} all high, ${count(b.filtered.other)} other`], ['Faulty', count(b.faulty)],
-    ['Informative', percent(b.informative_rate)],
+    ['Informative', percent(b.informative_share)], ['Pass the filter, estimate', percent(b.estimated_pass_rate)],
     ['Wasted tokens', `${count(b.wasted_tokens)} (${percent(share(b.wasted_tokens, b.wasted_tokens + b.delivered_tokens))})`],
     ['Staleness', decimal(b.staleness_mean)], ['Time to target', duration(b.seconds_to_target)],
     ['Bias', b.bias.seconds === null ? UNKNOWN : `tokens ${decimal(b.bias.tokens)}, turns ${decimal(b.bias.turns)}, seconds ${decimal(b.bias.seconds)}`],

@@ -44,7 +44,7 @@ function charts(read) {
   return [
     html`<${Chart} key="reward" title="Reward of delivered groups" x=${x} series=${read.map((a, i) => ({ name: alone ? 'mean, and one standard deviation' : a.name, y: values(i, (s) => s.reward_mean), ...(alone ? { low: values(i, (s) => spread(s, -1)), high: values(i, (s) => spread(s, 1)) } : {}) }))} />`,
     chart('Reward of all judged groups', { mean: (s) => s.judged_reward_mean }),
-    chart('Informative share of groups', { share: (s) => s.informative_share }, percent, 1),
+    chart('Groups whose rewards differ', { share: (s) => s.informative_share }, percent, 1),
     ...(alone ? [chart('Groups', { delivered: (s) => s.groups, 'all low': (s) => s.all_low, 'all high': (s) => s.all_high, other: (s) => s.other, faulty: (s) => s.faulty }, count)] : [chart('Groups held back', { '': (s) => s.all_low + s.all_high + s.other + s.faulty }, count)]),
     chart('Wasted tokens', { tokens: (s) => s.wasted_tokens }, count),
     chart('Staleness in training steps', alone ? { mean: (s) => s.staleness_mean, greatest: (s) => s.staleness_max } : { mean: (s) => s.staleness_mean }),

@@ -35,10 +35,10 @@ function All({ route }) {
         { head: 'Status', cell: (/** @type {any} */ b) => html`<${Mark} word=${b.status} />` },
         { head: 'Series', cell: (/** @type {any} */ b) => (b.series === b.id ? html`<span class="dim">itself</span>` : b.series) },
         { head: 'Pool', cell: (/** @type {any} */ b) => b.pool },
-        { head: 'Delivered', figure: true, title: 'informative groups delivered / target', cell: (/** @type {any} */ b) => html`${count(b.delivered)}${b.target === null ? '' : html`<span class="dim">/${count(b.target)}</span>`}` },
+        { head: 'Delivered', figure: true, title: 'groups delivered / target', cell: (/** @type {any} */ b) => html`${count(b.delivered)}${b.target === null ? '' : html`<span class="dim">/${count(b.target)}</span>`}` },
         { head: 'Used', figure: true, title: 'acknowledged by the trainer', cell: (/** @type {any} */ b) => count(b.acknowledged) },
         { head: 'In flight', figure: true, cell: (/** @type {any} */ b) => count(b.in_flight) },
-        { head: 'Informative', figure: true, title: 'estimated share of informative groups', cell: (/** @type {any} */ b) => percent(b.informative_rate) },
+        { head: 'Informative', figure: true, title: 'groups whose rewards differ, of those with a verdict and at least two rewards', cell: (/** @type {any} */ b) => percent(b.informative_share) },
         { head: 'Wasted', figure: true, title: 'share of the sampled tokens that is in no delivered group', cell: (/** @type {any} */ b) => percent(share(b.wasted_tokens, b.wasted_tokens + b.delivered_tokens)) },
         { head: 'Staleness', figure: true, title: 'mean training steps between draw and use', cell: (/** @type {any} */ b) => decimal(b.staleness_mean) },
         { head: 'To target', figure: true, cell: (/** @type {any} */ b) => duration(b.seconds_to_target) },
@@ -58,7 +58,7 @@ function Two({ route }) {
   const rows = [
     ['Status', (v) => v.status], ['Series', (v) => v.series], ['Pool', (v) => v.pool], ['Rollouts in a group', (v) => count(v.n)], ['Delivered groups', (v) => count(v.delivered)], ['Drawn groups', (v) => count(v.drawn)],
     ['Held back: all low', (v) => count(v.filtered.all_low)], ['Held back: all high', (v) => count(v.filtered.all_high)], ['Held back: other', (v) => count(v.filtered.other)], ['Faulty groups', (v) => count(v.faulty)],
-    ['Informative share', (v) => percent(v.informative_rate)], ['Delivered tokens', (v) => count(v.delivered_tokens)], ['Wasted tokens', (v) => count(v.wasted_tokens)],
+    ['Informative share', (v) => percent(v.informative_share)], ['Delivered tokens', (v) => count(v.delivered_tokens)], ['Wasted tokens', (v) => count(v.wasted_tokens)],
     ['Staleness', (v) => decimal(v.staleness_mean)], ['Bias in seconds', (v) => decimal(v.bias.seconds)], ['Time to target', (v) => duration(v.seconds_to_target)],
   ];
   /** @param {import('./poll.js').Answer} of */

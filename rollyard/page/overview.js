@@ -153,7 +153,7 @@ function RunningBatches({ batches }) {
     { head: 'Pool', cell: (/** @type {any} */ b) => b.pool },
     { head: 'Delivered', figure: true, cell: (/** @type {any} */ b) => html`${count(b.delivered)}<span class="dim">${b.target === null ? '' : `/${count(b.target)}`}</span>` },
     { head: 'In flight', figure: true, cell: (/** @type {any} */ b) => count(b.in_flight) },
-    { head: 'Informative', figure: true, cell: (/** @type {any} */ b) => percent(b.informative_rate), title: 'estimated share of informative groups' },
+    { head: 'Informative', figure: true, cell: (/** @type {any} */ b) => percent(b.informative_share), title: 'groups whose rewards differ, of those with a verdict and at least two rewards' },
     { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => visible(b.waiting ?? '') },
   ]} />`;
 }

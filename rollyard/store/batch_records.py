@@ -157,6 +157,11 @@ class BatchRecord:
     """Number of groups without a verdict."""
     informative: int = 0
     """Number of live groups whose verdict is informative."""
+    compared: int = 0
+    """Number of groups with a verdict that have at least two rewards. A group that the filter lets pass is counted when it
+    is delivered."""
+    differing: int = 0
+    """Number of these groups whose rewards differ."""
     unfinished: int = 0
     """Number of rollouts that have not ended, in live groups."""
     delivered: int = 0
@@ -247,6 +252,8 @@ class StepRecord:
     other: int = 0
     faulty: int = 0
     wasted_tokens: int = 0
+    compared: int = 0
+    differing: int = 0
     staleness: int = 0
     """Sum over the delivered groups."""
     most_stale: int = 0

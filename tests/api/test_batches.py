@@ -203,10 +203,10 @@ def test_the_progress_line_says_what_a_trainer_waits_for() -> None:
     )  # fmt: skip
     request = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))
     line = progress_line(view(batch, None, request), now=110.0)
-    assert line == "b: 8 of 32 informative groups, 2 of 10 filtered, 3 in flight, 640 tokens/s, about 30 s left"
+    assert line == "b: 8 of 32 groups delivered, 2 of 10 filtered, 3 in flight, 640 tokens/s, about 30 s left"
     early = replace(batch, delivered=0, delivered_lengths=LengthSums(8, 800, 8, 8.0))
     line = progress_line(view(early, None, request), now=100.01)
-    assert line == "b: 0 of 32 informative groups, 2 of 2 filtered, 3 in flight", "no rate of a hundredth of a second"
+    assert line == "b: 0 of 32 groups delivered, 2 of 2 filtered, 3 in flight", "no rate of a hundredth of a second"
     many = replace(batch, delivered=18)
     assert "10% filtered" in progress_line(view(many, None, request), now=110.0)
 
@@ -219,5 +219,5 @@ def test_progress_in_a_pipe_is_a_line_at_the_beginning_and_the_end(capsys: pytes
     progress.show(view(replace(batch, status=BatchStatus.COMPLETED, ended_at=160.0), None, request))
     progress.close()
     first, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("b: 0 of 32 informative groups, none filtered, 0 in flight")
+    assert first.startswith("b: 0 of 32 groups delivered, none filtered, 0 in flight")
     assert last.endswith(", Completed after 60 s")

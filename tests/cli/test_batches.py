@@ -16,6 +16,7 @@ REQUEST = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))
 def test_a_description_has_waste_bias_staleness_and_what_was_passed_over() -> None:
     batch = replace(
         BATCH, status=BatchStatus.COMPLETED, ended_at=160.0, delivered=32, all_high=3, all_low=5, other=1, faulty=2,
+        compared=40, differing=30,
         wasted_tokens=900, passed_over=17, staleness=16, whole_lengths=LengthSums(40, 4000, 40, 40.0),
         delivered_lengths=LengthSums(20, 1000, 20, 10.0),
     )  # fmt: skip
@@ -23,6 +24,8 @@ def test_a_description_has_waste_bias_staleness_and_what_was_passed_over() -> No
     assert "delivered 32 of 32" in text
     assert "filtered 9: 5 all low, 3 all high, 1 other" in text
     assert "faulty 2" in text
+    assert "informative share 75% (" in text
+    assert "estimated share that passes the filter 50%" in text, "no verdict in the series yet"
     assert "wasted tokens 900" in text
     assert "17 tasks" in text
     assert "tokens 0.50, turns 1.00, seconds 0.50" in text

@@ -167,7 +167,7 @@ CHECKING = AgentSpec(type="script", script="exit 1")
 LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
 STEP = StepRecord(
     "default", "d", 2, "Running", 1_700_000_001.0, 1_700_000_009.0, RewardSums(1, 2, 1.5, 1.25, 0.25, 20, 4, 1.5, 6),
-    RewardSums(1, 1, 0.5, 0.25, 0.0, 10, 2, 0.5, 3), 1, 1, 1, 1, 20, 1, 1,
+    RewardSums(1, 1, 0.5, 0.25, 0.0, 10, 2, 0.5, 3), 1, 1, 1, 1, 20, 2, 1, 1, 1,
 )  # fmt: skip
 
 
@@ -193,7 +193,8 @@ def put_batches(tables: BatchTransaction) -> None:
                 settled=4.5,
                 settled_informative=1.5, open=1, informative=1, unfinished=3, delivered=1, acknowledged=1, drawn=5,
                 carried_in=1, passed_over=1, all_low=1, all_high=1, other=1, faulty=1, faulty_in_a_row=1,
-                wasted_tokens=20, drained=True, staleness=1, whole_lengths=LENGTHS, delivered_lengths=LENGTHS,
+                compared=3, differing=1, wasted_tokens=20, drained=True,
+                staleness=1, whole_lengths=LENGTHS, delivered_lengths=LENGTHS,
             )
         )  # fmt: skip
     tables.put_training_step(STEP)

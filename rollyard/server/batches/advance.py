@@ -218,7 +218,7 @@ def _judge_group(request: BatchRequest, batch: BatchRecord, group: GroupRecord) 
 
 def _give_up(batch: BatchRecord, group: GroupRecord, verdict: Verdict) -> Judged:
     batch = replace(
-        batch,
+        _compare(batch, group),
         unfinished=batch.unfinished - (group.n - len(group.ended)),
         wasted_tokens=batch.wasted_tokens + group.tokens,
     )
@@ -240,7 +240,7 @@ def _deliver(request: BatchRequest, batch: BatchRecord, group: GroupRecord) -> J
     number = batch.delivered + 1
     staleness = max(0, training_step(request, batch, number) - group.drawn_step)
     batch = replace(
-        _settle(batch, informative=True),
+        _compare(_settle(batch, informative=True), group),
         informative=batch.informative - 1,
         delivered=number,
         staleness=batch.staleness + staleness,
@@ -259,6 +259,15 @@ def training_step(request: BatchRequest, batch: BatchRecord, delivery: int) -> i
 
 def _settle(batch: BatchRecord, *, informative: bool) -> BatchRecord:
     return replace(settle_rate(batch, informative=informative), faulty_in_a_row=0)
+
+
+def _compare(batch: BatchRecord, group: GroupRecord) -> BatchRecord:
+    """Count a group whose rewards can be compared."""
+    rewards = [r.reward for r in group.ended if r.reward is not None]
+    if len(rewards) < 2:
+        return batch
+    differing = batch.differing + (min(rewards) < max(rewards))
+    return replace(batch, compared=batch.compared + 1, differing=differing)
 
 
 def settle_rate(rates: R, *, informative: bool) -> R:
@@ -291,8 +300,8 @@ def _end(request: BatchRequest, batch: BatchRecord, status: BatchStatus, at: flo
     return ended, (BatchEnded(keep),)
 
 
-def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
-    """Return the expected share of informative groups: the mean of Beta(1 + informative, 1 + uninformative), where
+def pass_rate(request: BatchRequest, batch: BatchRecord) -> float:
+    """Return the expected share of groups that the filter lets pass: the mean of Beta(1 + passed, 1 + held back), where
     FORGET reduces the weight of earlier groups. Return 1 if the filter lets all groups pass."""
     if request.filter.lets_all_pass:
         return 1.0
@@ -327,7 +336,7 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
     """
     if batch.status.terminal or batch.drained:
         return 0
-    rate = informative_rate(request, batch)
+    rate = pass_rate(request, batch)
     expected = batch.delivered + batch.informative + batch.open * rate
     idle = max(0, math.ceil((batch.slots - batch.unfinished) / request.n))
     fill = _groups_that_fill(request, batch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollyard.kinds.batch import BatchRequest, BatchView, DeliveryBias, FilteredGroups
-from rollyard.server.batches.advance import MANY_FAULTY, informative_rate, only_tries, wanted
+from rollyard.server.batches.advance import MANY_FAULTY, only_tries, pass_rate, wanted
 from rollyard.store.batch_records import BatchRecord, LengthSums, SeriesRecord
 
 
@@ -20,7 +22,7 @@ def view(
         status=batch.status,
         target=request.target,
         n=request.n,
-        informative=batch.delivered + batch.informative,
+        passed=batch.delivered + batch.informative,
         delivered=batch.delivered,
         acknowledged=batch.acknowledged,
         drawn=batch.drawn,
@@ -33,7 +35,8 @@ def view(
         drained=batch.drained,
         delivered_tokens=int(batch.delivered_lengths.tokens),
         wasted_tokens=batch.wasted_tokens,
-        informative_rate=round(informative_rate(request, batch), 4),
+        informative_share=informative_share([batch]),
+        estimated_pass_rate=round(pass_rate(request, batch), 4),
         seconds_to_target=_seconds_to_target(batch, request),
         staleness_mean=round(batch.staleness / batch.delivered, 4) if batch.delivered else None,
         bias=bias(batch.delivered_lengths, batch.whole_lengths),
@@ -42,6 +45,12 @@ def view(
         created_at=batch.created_at,
         ended_at=batch.ended_at,
     )
+
+
+def informative_share(batches: Sequence[BatchRecord]) -> float | None:
+    """Return the share of groups whose rewards differ, among the groups with a verdict and at least two rewards."""
+    compared = sum(batch.compared for batch in batches)
+    return round(sum(batch.differing for batch in batches) / compared, 6) if compared else None
 
 
 def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:

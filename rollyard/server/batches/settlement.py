@@ -41,7 +41,7 @@ from rollyard.server.batches.advance import (
     SourceDrained,
     advance,
     advance_group,
-    informative_rate,
+    pass_rate,
     settle_rate,
     take_end,
     training_step,
@@ -199,7 +199,7 @@ class Settlement:
 
     def _count_step(self, before: BatchRecord, after: BatchRecord, request: BatchRequest) -> None:
         """Add the changes of the batch's counters to its training step."""
-        counters = ("all_low", "all_high", "other", "faulty", "wasted_tokens", "staleness")
+        counters = ("all_low", "all_high", "other", "faulty", "compared", "differing", "wasted_tokens", "staleness")
         grown = {name: getattr(after, name) - getattr(before, name) for name in counters}
         if not any(grown.values()):
             return
@@ -376,7 +376,7 @@ class Settlement:
         `whole_lengths`, because `batch_view.bias` compares the delivered groups with these sums."""
         batch, series = self._batches[key], self._series_of(group.namespace, group.series)
         request = parsed_request(batch.request)
-        share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)
+        share = 1.0 if group.state is GroupState.INFORMATIVE else pass_rate(request, batch)
         history = self._history(series, group.task_index)
         records = [self._tx.get(group.namespace, id) for id in self._tables.unended(group.namespace, group.id)]
         running = [active_seconds(record, self._now) for record in records if record is not None]

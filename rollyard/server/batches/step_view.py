@@ -24,7 +24,7 @@ def step_view(record: StepRecord) -> TrainingStep:
         group_reward_std=_share(used.spreads, used.groups),
         judged_reward_mean=_share(rewards, judged),
         judged_rollouts=judged,
-        informative_share=_share(used.groups, used.groups + record.all_low + record.all_high + record.other),
+        informative_share=_share(record.differing, record.compared),
         all_low=record.all_low,
         all_high=record.all_high,
         other=record.other,

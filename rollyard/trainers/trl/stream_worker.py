@@ -180,7 +180,7 @@ class StreamWorker:
     def _report(self, batch: BlockingBatch, group: Group) -> None:
         view = batch.view
         assert view is not None
-        ended = view.informative + view.filtered.total + view.faulty
+        ended = view.passed + view.filtered.total + view.faulty
         self.metrics_queue.put(
             {
                 "stream/without_reward": sum(reward is None for reward in group.rewards) / len(group.rewards),

@@ -52,9 +52,21 @@ async def test_each_step_of_a_stream_has_the_sums_of_its_groups(site: Site) -> N
     assert sum(step.wasted_tokens for step in found) == view.wasted_tokens > 0
     judged = found[0].groups + found[0].all_low
     assert found[0].informative_share == round(4 / judged, 6) < 1
+    assert view.informative_share == round(view.delivered / (view.delivered + view.filtered.all_low), 6) < 1
     assert found[0].judged_reward_mean is not None
     assert found[0].reward_mean is not None
     assert found[0].judged_reward_mean < found[0].reward_mean, "what the filter held back had a reward of 0"
+
+
+async def test_groups_of_equal_rewards_are_not_informative_though_the_filter_lets_all_pass(site: Site) -> None:
+    await site.dataset("d", 60)
+    await site.create(id="all", dataset={"name": "d"}, target=6, n=2, filter={"kind": "none"})
+    await site.pool.play(play)
+    view, (step,) = await site.view("all"), await steps(site, "all")
+    differing = sum(len({r.reward for r in group.ended}) > 1 for group in await delivered(site, "all"))
+    assert 0 < differing < view.delivered == view.passed == 6
+    assert view.informative_share == step.informative_share == round(differing / 6, 6)
+    assert view.estimated_pass_rate == 1, "the filter lets all pass"
 
 
 async def test_each_batch_of_a_series_is_a_step_which_outlives_its_groups_and_goes_with_the_batch(site: Site) -> None:
