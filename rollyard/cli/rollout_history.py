@@ -36,7 +36,8 @@ def _details(entry: HistoryEntry, start: float) -> str:
     if entry.status is not None:
         reward = "" if entry.reward is None else f", reward {entry.reward:g}"
         words.insert(0, f"{entry.status.value}{reward}")
-    words += [f"{stage.upper()} {seconds:.1f} s" for stage, seconds in (entry.seconds or {}).items()]
+    if entry.seconds:
+        words.append("at work: " + ", ".join(f"{stage.upper()} {took:.1f} s" for stage, took in entry.seconds.items()))
     if entry.retry_at is not None:
         words.append(f"next attempt after {entry.retry_at - start:.1f}s")
     return "; ".join(" ".join(word.split()) for word in words if word)

@@ -220,7 +220,7 @@ async def top(client: AsyncClient, namespace: str, by: str, limit: int, **given:
 async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form: str, **given: Any) -> None:
     """Sum up ended rollouts: how many, their mean reward, and how many of their groups were informative.
 
-    Checks do not count. Rollouts without a reward are in no mean.
+    Checks do not count. Rollouts without a reward are in no mean. SECONDS are at work, without waiting.
     """
     rows = await client.summarize(by, namespace, limit=limit, **_conditions(given))
     if form == "json":
@@ -237,4 +237,5 @@ def _summed(row: RolloutSums, by: str) -> list[str]:
     mean = "-" if row.mean_reward is None else f"{row.mean_reward:.3f}"
     more = [row.kind, _text(row.best_reward)] if by == "task" else []
     counts = [str(row.rollouts), str(row.scored), mean, *more, share]
-    return [row.value or "-", *counts, str(row.tokens), f"{row.seconds:.0f}", row.newest]
+    unknown = "not known" if by == "task" else "-"
+    return [row.value or unknown, *counts, str(row.tokens), f"{row.seconds:.0f}", row.newest]

@@ -381,13 +381,14 @@ class RolloutView(WireModel):
     """Sampled tokens of the last attempt; null until the rollout has a result. So are the next two fields."""
     turns: int | None = None
     seconds: float | None = None
-    """Seconds in INIT, RUN and EVAL of the last attempt."""
+    """Seconds at work in INIT, RUN and EVAL of the last attempt, without the waits for stage workers and between stages."""
 
 
 class RolloutSums(WireModel):
     """Sums over the ended rollouts that have one value of a field."""
 
     value: str | None
+    """Null: the field is not known, such as the task of rollouts without its digest, or has no value."""
     rollouts: int
     scored: int
     """Rollouts with a reward."""
@@ -396,9 +397,9 @@ class RolloutSums(WireModel):
     tokens: int
     """Sampled tokens."""
     seconds: float
-    """Seconds in all stages."""
+    """Seconds at work in all stages."""
     groups: int
-    """Groups with at least two rewards among these rollouts."""
+    """Groups with at least two rewards among these rollouts. In an evaluation the rollouts of one task are a group."""
     informative: int
     """Groups whose rewards differ."""
     newest: str

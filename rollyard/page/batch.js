@@ -23,7 +23,7 @@ export function Batch({ route }) {
   return html`<h1><span class="kind">Batch</span> ${id}</h1>
     <${Loaded} of=${answer} what="batch">${(/** @type {any} */ b) => html`<${Head} b=${b} namespace=${namespace} />`}<//>
     <${StepCharts} answers=${[{ name: id, answer: steps }]} scope=${html`<p class="choice" role="group" aria-label="Steps shown">Steps of ${scopes.map(([key, text, value]) => html` <a key=${key} href=${link(route.path, { ...route.query, steps: value })} aria-current=${whole === (value === undefined) ? 'true' : undefined}>${text}</a>`)}</p>`} />
-    <${HardTasks} namespace=${namespace} batch=${id} />`;
+    ${answer.data && html`<${HardTasks} namespace=${namespace} batch=${id} />`}`;
 }
 
 /** @param {{b: any, namespace: string}} props */

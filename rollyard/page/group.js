@@ -28,8 +28,12 @@ export function Group({ route }) {
 /** @param {{rollouts: any[], namespace: string, more: unknown}} props */
 function Side({ rollouts, namespace, more }) {
   if (!rollouts.length) return html`<p class="empty">No rollout of this group is stored. It was deleted, or the address has the wrong namespace.</p>`;
+  const tasks = new Set(rollouts.map((r) => r.task || r.id)).size;
+  const evaluated = rollouts[0].mode === 'eval' && tasks > 1;
   const rewards = rollouts.map((r) => r.reward).filter((r) => r !== null);
   const spread = spreadOf(rewards);
+  if (evaluated) return html`<p>These are rollouts of an evaluation, which has several tasks. <a href=${link(['evaluations', rollouts[0].group], { ns: ns(namespace) })}>Evaluation ${rollouts[0].group}</a> has its statistics and its tasks.</p>
+    <p><a href=${link(['rollouts'], { ns: ns(namespace), group: rollouts[0].group })}>All rollouts of the evaluation</a></p>`;
   return html`<p>${rollouts.length} rollouts of one task, ${rewards.length} with a reward${spread ? `: mean ${decimal(spread.mean)}, standard deviation ${decimal(spread.deviation)}, from ${decimal(spread.least)} to ${decimal(spread.most)}. ${
     spread.most === spread.least && rewards.length > 1 ? 'All rewards are equal, so a trainer that compares them learns nothing.' : ''}` : '.'}</p>
     ${spread && html`<${Strip} values=${rewards} label="Rewards of the group" />`}
@@ -51,7 +55,7 @@ function One({ rollout: r, namespace }) {
   const calls = t?.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
   const last = t?.turns[t.turns.length - 1];
   const answer = last && partsOf(last.text, last.tool_calls?.length > 0);
-  return html`<li class="card"><h2><a href=${link(['rollouts', r.id], { ns: ns(namespace) })}>#${r.sample_index}</a> <${Mark} word=${r.status} /> <strong class="reward">${r.reward === null ? UNKNOWN : decimal(r.reward, 4)}</strong></h2>
+  return html`<li class="card"><h2><a href=${link(['rollouts', r.id], { ns: ns(namespace) })}>${r.mode === 'eval' ? r.id : `#${r.sample_index}`}</a> <${Mark} word=${r.status} /> <strong class="reward">${r.reward === null ? UNKNOWN : decimal(r.reward, 4)}</strong></h2>
     ${history.data && html`<${StoryBar} history=${history.data} compact />`}
     <p class="facts-line">${t ? `${t.turns.length} turns · ${calls} calls · ${count(sampledTokens(t))} sampled tokens` : ended ? 'Reading …' : 'has not ended'}</p>
     ${r.error && html`<p class="problem">${r.error.reason}: ${visible(r.error.message).slice(0, 300)}</p>`}

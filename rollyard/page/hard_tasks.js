@@ -21,7 +21,8 @@ export function HardTasks({ namespace, batch }) {
 
 /** @param {{rows: any[], namespace: string, batch: string}} props */
 function Ranked({ rows, namespace, batch }) {
-  const judged = rows.filter((r) => r.scored > 0).sort((a, b) => a.mean_reward - b.mean_reward);
+  const unknown = rows.filter((r) => r.value === null).reduce((n, r) => n + r.rollouts, 0);
+  const judged = rows.filter((r) => r.value !== null && r.scored > 0).sort((a, b) => a.mean_reward - b.mean_reward);
   const never = judged.filter((r) => r.best_reward <= 0);
   const best = Math.max(...judged.map((r) => r.best_reward), 0);
   const columns = [
@@ -34,7 +35,8 @@ function Ranked({ rows, namespace, batch }) {
     { head: 'Newest', wide: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.newest], { ns: ns(namespace) })}>${r.newest}</a>` },
   ];
   const key = (/** @type {any} */ r) => String(r.value);
-  return html`${rows.length >= READ ? html`<p class="dim">Of ${count(READ)} tasks.</p>` : null}
+  if (!judged.length) return html`<p class="empty">${unknown ? `Not known: the ${count(unknown)} rollouts that have ended have no digest of their task.` : 'No rollout has ended with a reward.'}</p>`;
+  return html`${unknown ? html`<p class="dim">Without ${count(unknown)} rollouts that have no digest of their task.</p>` : null}${rows.length >= READ ? html`<p class="dim">Of ${count(READ)} tasks.</p>` : null}
     <h3>Never solved: ${count(never.length)} of ${count(judged.length)} tasks have no reward above 0</h3>
     <${Table} caption="Tasks that were never solved" rows=${never.slice(0, SHOWN)} keyOf=${key} columns=${columns} empty="Every task with a reward was solved at least once." />
     <h3>Hardest of those that were solved</h3>

@@ -92,7 +92,7 @@ function Head({ t, namespace }) {
     ['Reward', html`<strong class="reward">${v.reward === null ? UNKNOWN : decimal(v.reward, 4)}</strong>`],
     ['Pool', html`<a href=${link(['pools', 'RolloutPool', v.pool], at)}>${v.pool}</a>`],
     ['Task kind', v.task_kind],
-    ['Group', v.group ? html`<a href=${link(['groups', v.group], at)}>${v.group}</a> #${v.sample_index}` : 'none'],
+    ['Group', v.group ? html`<a href=${link(['groups', v.group], at)}>${v.group}</a>${v.mode === 'eval' ? '' : ` #${v.sample_index}`}` : 'none'],
     ['Attempt', `${v.attempt}${v.outdated ? `, ${v.outdated} restarts for weights` : ''}`],
     ['Weights', v.weights_version ?? UNKNOWN],
     ['Node', v.node ?? UNKNOWN],
@@ -103,7 +103,7 @@ function Head({ t, namespace }) {
   if (t.sample) {
     const timings = t.sample.timings ?? {};
     pairs.push(['Tokens', `${count(sampledTokens(t))} sampled of ${count(t.ids.length)}`], ['Turns', String(t.turns.length)],
-      ['INIT, RUN, EVAL', ['init', 'run', 'eval'].map((s) => duration(timings[s])).join(', ')]);
+      ['INIT, RUN, EVAL at work', ['init', 'run', 'eval'].map((s) => duration(timings[s])).join(', ')]);
     const calls = t.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
     pairs.push(['Tool calls', String(calls)]);
     const breaks = Object.entries(t.sample.breaks ?? {});

@@ -2,7 +2,7 @@
 
 import { url } from './api.js';
 import { Filters, metadataJson } from './filters.js';
-import { count, decimal, UNKNOWN } from './format.js';
+import { count, decimal, duration, UNKNOWN } from './format.js';
 import { objects } from './live.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
@@ -19,7 +19,7 @@ const REFRESH_SECONDS = 5;
 const STATUSES = ['Queued', 'Running', 'Completed', 'Truncated', 'Failed', 'InfraFailed', 'Cancelled'];
 
 /** @type {[string, string][]} */
-const SORTS = [['arrival', 'in order of arrival'], ['-tokens', 'most tokens'], ['tokens', 'fewest tokens'], ['-turns', 'most turns'], ['-seconds', 'longest'], ['-reward', 'highest reward'], ['reward', 'lowest reward'], ['ended', 'oldest end']];
+const SORTS = [['arrival', 'in order of arrival'], ['-tokens', 'most tokens'], ['tokens', 'fewest tokens'], ['-turns', 'most turns'], ['-seconds', 'longest at work'], ['-reward', 'highest reward'], ['reward', 'lowest reward'], ['ended', 'oldest end']];
 const CONDITIONS = ['pool', 'group', 'status', 'suspicious', 'kind', 'mode', 'reason', 'task', 'batch', 'prefix', 'min_reward', 'max_reward'];
 
 /** @param {string} text */
@@ -103,7 +103,8 @@ export function RolloutTable({ rollouts, empty: none }) {
     { head: 'Tokens', figure: true, title: 'sampled tokens of the last attempt', cell: (/** @type {any} */ r) => count(r.tokens) },
     { head: 'Attempt', figure: true, cell: (/** @type {any} */ r) => r.attempt },
     { head: 'Accepted', cell: (/** @type {any} */ r) => html`<${Time} at=${r.created_at} />` },
-    { head: 'Took', figure: true, title: 'from accepted to ended, or to now', cell: (/** @type {any} */ r) => html`<${Span} from=${r.created_at} to=${r.finished_at} />` },
+    { head: 'At work', figure: true, title: 'in INIT, RUN and EVAL of the last attempt, without waiting', cell: (/** @type {any} */ r) => duration(r.seconds) },
+    { head: 'With waiting', figure: true, title: 'from accepted to ended, or to now', cell: (/** @type {any} */ r) => html`<${Span} from=${r.created_at} to=${r.finished_at} />` },
     { head: 'Why', wide: true, cell: (/** @type {any} */ r) => why(r) },
   ]} />`;
 }

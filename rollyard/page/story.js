@@ -22,7 +22,7 @@ export function StoryBar({ history, compact }) {
       class=${`phase ${p.kind}${p.open ? ' open' : ''}`} style=${{ flexGrow: (p.to - p.from) / whole }}
       title=${`${p.kind}, attempt ${p.attempt}: ${duration(p.to - p.from)} from ${clock(p.from)}${p.why ? `\n${p.why}` : ''}`}>${
         !compact && (p.to - p.from) / whole > 0.09 ? `${p.kind} ${duration(p.to - p.from)}` : ''}</span>`)}</div>
-    ${!compact && html`<figcaption>${clock(start)} to ${found[found.length - 1].open ? 'now' : clock(end)}, ${duration(whole)} in all${attempts > 1 ? `, ${attempts} attempts` : ''}.
+    ${!compact && html`<figcaption>${clock(start)} to ${found[found.length - 1].open ? 'now' : clock(end)}, ${duration(whole)} in all, each stage with waiting${attempts > 1 ? `, ${attempts} attempts` : ''}.
       <span class="legend">${['queued', 'INIT', 'RUN', 'EVAL'].map((k) => html`<span key=${k}><i class=${`phase ${k}`}></i>${k}</span>`)}</span></figcaption>`}
   </figure>`;
 }
@@ -51,7 +51,8 @@ function details(e, namespace) {
   const why = [e.reason, e.message].filter(Boolean).join(': ');
   if (why) words.push(why);
   if (e.able > 1) words.push(`${e.able} node agents could take it; this one had room for ${e.free}`);
-  for (const [stage, seconds] of Object.entries(e.seconds ?? {})) words.push(`${stage.toUpperCase()} ${duration(seconds)}`);
+  const work = Object.entries(e.seconds ?? {}).map(([stage, seconds]) => `${stage.toUpperCase()} ${duration(seconds)}`);
+  if (work.length) words.push(`at work: ${work.join(', ')}`);
   const text = visible(words.join('; '));
   return e.allocation
     ? html`node ${e.node}, <a href=${link(['allocations', e.allocation], { ns: ns(namespace) })}>${e.allocation}</a>; ${text}` : text;

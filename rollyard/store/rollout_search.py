@@ -24,10 +24,13 @@ GROUPED: dict[str, str] = {
     "status": "status",
     "mode": "mode",
     "group": '"group"',
-    "task": "task",
+    "task": "nullif(task, '')",
 }
 """Field by which sums are grouped -> SQL expression."""
 _SORTED = {SortField.ENDED: "finished_at"}
+_TASK = "CASE WHEN mode = 'eval' AND task = '' THEN id ELSE task END"
+"""Task of a rollout of a group. The rollouts of an evaluation have one group, which has several tasks; without the tasks'
+digests none of them can be compared."""
 _INDEX = "rollouts INDEXED BY rollouts_searched"
 
 
@@ -70,7 +73,7 @@ def summarize(
     by_group = (
         f"SELECT {value} AS value, count(*) AS rollouts, count(reward) AS scored, sum(reward) AS rewards, "
         "max(reward) AS best, min(reward) AS worst, sum(tokens) AS tokens, sum(seconds) AS seconds, max(seq) AS newest, "
-        f'min(task_kind) AS kind FROM {tables} WHERE {" AND ".join(where)} GROUP BY 1, coalesce("group", id)'
+        f'min(task_kind) AS kind FROM {tables} WHERE {" AND ".join(where)} GROUP BY 1, coalesce("group", id), {_TASK}'
     )
     order = "mean IS NULL, mean, rollouts DESC" if by == "task" else "rollouts DESC, value"
     query = (

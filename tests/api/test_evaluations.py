@@ -162,6 +162,8 @@ async def test_rollouts_are_searched_and_summed_up(serving: Serve) -> None:
         assert [(row.rollouts, row.mean_reward, row.best_reward, row.informative) for row in rows] == [
             (4, 0.375, 0.75, 1)
         ] * 4
+        (whole,) = await client.summarize("group")
+        assert (whole.value, whole.groups, whole.informative) == ("e", 4, 4), "each task of an evaluation is a group"
         (node,) = await client.nodes()
         assert (node.node, node.rollouts, node.faults, node.init_median, node.run_median) == ("node", 16, {}, None, 1.0)
         assert await client.nodes(since=api.parts.clock.time() + 9) == []

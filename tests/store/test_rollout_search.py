@@ -32,7 +32,7 @@ def made(number: int, rng: random.Random) -> RolloutRecord:
         task_kind=rng.choice(["math", "code"]),
         mode=rng.choice(["train", "train", "eval", "check"]),
         group=rng.choice([None, "g0", "g1", "g2"]),
-        task=rng.choice(["t0", "t1", "t2"]),
+        task=rng.choice(["t0", "t1", "t2", ""]),
         metadata=rng.choice([{}, {"level": 1, "source": "x"}, {"level": 2}, {"level": "2", "levels": 3}]),
         status=status,
         stage=Stage.EVAL if ended else Stage.INIT,
@@ -125,7 +125,8 @@ async def test_a_search_finds_what_matches_in_order(filled: tuple[Store, list[Ro
 FIELDS: dict[str, Callable[[RolloutRecord], Any]] = {
     "reason": lambda record: record.reason or record.status.value,
     "kind": lambda record: record.task_kind,
-    "task": lambda record: record.task,
+    "task": lambda record: record.task or None,
+    "group": lambda record: record.group,
     "metadata.level": lambda record: str(record.metadata["level"]) if "level" in record.metadata else None,
 }
 
@@ -138,16 +139,18 @@ async def test_a_summary_adds_up_each_value(filled: tuple[Store, list[RolloutRec
         wanted: defaultdict[Any, list[RolloutRecord]] = defaultdict(list)
         for record in ended:
             wanted[field(record)].append(record)
-        wanted.pop(None, None)
+        if by.startswith("metadata."):
+            wanted.pop(None, None)
         rows = await store.rollouts.summarize(filter, by, 50)
         assert {row.value for row in rows} == set(wanted)
         for row in rows:
             of_value = wanted[row.value]
             rewards = [r.reward for r in of_value if r.reward is not None]
-            by_group: defaultdict[str, list[float]] = defaultdict(list)
+            by_group: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
             for record in of_value:
                 if record.reward is not None:
-                    by_group[record.group or record.id].append(record.reward)
+                    task = record.task or (record.id if record.mode == "eval" else "")
+                    by_group[record.group or record.id, task].append(record.reward)
             several = [found for found in by_group.values() if len(found) > 1]
             assert (row.rollouts, row.scored) == (len(of_value), len(rewards))
             assert row.mean_reward == (pytest.approx(sum(rewards) / len(rewards)) if rewards else None)
