@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -14,10 +14,11 @@ import click
 
 from rollyard import __version__
 from rollyard.cli.options import with_client
+from rollyard.cli.rollout_lists import conditions, explain_nothing, searched
 from rollyard.cli.written_file import say, written_file
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import BadRequest, NotFound, Unavailable
-from rollyard.kinds.rollout import Status
+from rollyard.kinds.rollout import CHECK
 
 if TYPE_CHECKING:
     from rollyard.trajectory.columns import Columns
@@ -52,38 +53,60 @@ def export() -> None:
 
 
 @export.command("rollouts")
-@click.option("--pool", help="only rollouts of this RolloutPool")
-@click.option("--group", help="only rollouts of this group")
-@click.option(
-    "--status",
-    multiple=True,
-    type=click.Choice([status.value for status in Status if status.terminal], case_sensitive=False),
-    help="only rollouts with this status; repeat for several",
-)
-@click.option("--prefix", default="", help="only rollouts whose ids begin with it")
+@click.argument("ids", nargs=-1, metavar="[ID...]")
+@searched
+@click.option("--limit", type=click.IntRange(1), help="greatest number of rollouts  [default: all]")
 @_form
 @_output
 @with_client
 async def rollouts(
     client: AsyncClient,
     namespace: str,
-    pool: str | None,
-    group: str | None,
-    status: tuple[str, ...],
-    prefix: str,
+    ids: tuple[str, ...],
+    limit: int | None,
     form: str | None,
     output: str,
+    **given: Any,
 ) -> None:
-    """Write the rollouts that have ended so far, in the order of their ends, except checks of tasks."""
-    found = client.stream_columns(namespace, pool=pool, group=group, only_present=True)
+    """Write rollouts that have ended so far, except checks of tasks: all, those of these ids, or those that match.
 
-    async def chosen() -> AsyncIterator[Columns]:
+    All rollouts, and those of a pool, group, status or prefix, are in the order of their ends. With other conditions they
+    are in the order of their submits, and each is read by itself.
+    """
+    asked = conditions(given)
+    if ids and any(asked.values()):
+        raise click.UsageError("name rollouts by id, or by conditions, not both")
+    found = _of_ids(client, namespace, ids) if ids else _matching(client, namespace, asked)
+    if not await _write(found, form, output, limit):
+        await explain_nothing(client, namespace, given)
+
+
+async def _of_ids(client: AsyncClient, namespace: str, ids: Sequence[str]) -> AsyncGenerator[Columns]:
+    for id in dict.fromkeys(ids):
+        _, columns = await client.rollout_columns(id, namespace)
+        if columns is None:
+            raise BadRequest(f"rollout {id} has not ended yet; export it when it has")
+        yield columns
+
+
+async def _matching(client: AsyncClient, namespace: str, asked: Mapping[str, Any]) -> AsyncGenerator[Columns]:
+    statuses, prefix = asked["status"], asked["search"].get("prefix", "")
+    if asked["metadata"] or asked["suspicious"] or asked["search"].keys() - {"prefix"}:
+        async with contextlib.aclosing(client.rollouts(namespace, **asked)) as views:
+            async for view in views:
+                if view.status.terminal and view.mode != CHECK:
+                    columns = None
+                    with contextlib.suppress(NotFound):  # deleted since
+                        _, columns = await client.rollout_columns(view.id, namespace)
+                    if columns is not None:
+                        yield columns
+        return
+    stream = client.stream_columns(namespace, pool=asked["pool"], group=asked["group"], only_present=True)
+    async with contextlib.aclosing(stream) as found:
         async for _, columns in found:
             (sample,) = columns.samples
-            if sample["id"].startswith(prefix) and (not status or sample["status"] in status):
+            if sample["id"].startswith(prefix) and (not statuses or sample["status"] in statuses):
                 yield columns
-
-    await _write(chosen(), form, output)
 
 
 @export.command("batches")
@@ -95,7 +118,7 @@ async def batches(client: AsyncClient, namespace: str, ids: tuple[str, ...], for
     """Write the rollouts of the groups that batches have delivered so far. The field `delivery` of a rollout is the number of
     its group; groups that are deleted are missing."""
 
-    async def delivered() -> AsyncIterator[Columns]:
+    async def delivered() -> AsyncGenerator[Columns]:
         for id in ids:
             after, upto = 0, (await client.get_batch(id, namespace)).delivered
             while after < upto:
@@ -178,15 +201,21 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {k: json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for k, v in row.items()}
 
 
-async def _write(found: AsyncIterator[Columns], form: str | None, output: str) -> None:
+async def _write(found: AsyncGenerator[Columns], form: str | None, output: str, limit: int | None = None) -> int:
+    """Write the rollouts, and return their number. The generators end before the event loop does, also if a reader closes
+    its end of a pipe."""
     form, count = _form_of(form, output), 0
-    with _opened(form, output) as target:
-        async for columns in found:
-            target.write(columns)
-            before, count = count, count + len(columns)
-            if before // EVERY < count // EVERY and sys.stderr.isatty():
-                say(f"{count} rollouts so far")
+    async with contextlib.aclosing(found):
+        with _opened(form, output) as target:
+            async for columns in found:
+                target.write(columns)
+                before, count = count, count + len(columns)
+                if before // EVERY < count // EVERY and sys.stderr.isatty():
+                    say(f"{count} rollouts so far")
+                if limit is not None and count >= limit:
+                    break
     say(f"{count} rollouts written")
+    return count
 
 
 def _form_of(form: str | None, output: str) -> str:

@@ -14,8 +14,10 @@ from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.parameter_types import DURATION
 from rollyard.cli.printable import printable_line
+from rollyard.cli.written_file import say
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.clock import as_text
+from rollyard.core.errors import NotFound
 from rollyard.kinds.rollout import RolloutSums, RolloutView, Status
 from rollyard.kinds.schema.columns import age
 
@@ -104,14 +106,14 @@ _OPTIONS = (
 )
 
 
-def _searched(command: C) -> C:
+def searched(command: C) -> C:
     """Add the options of a search."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def _conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, Any]:
+def conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, Any]:
     """Return the options of a search as arguments of the client. Raises UsageError."""
     if wrong := next((text for text in given["metadata"] if "=" not in text), None):
         raise click.UsageError(f"--metadata {wrong!r}: write NAME=VALUE, such as difficulty=hard")
@@ -122,8 +124,23 @@ def _conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, 
     return {**plain, "metadata": dict(text.split("=", 1) for text in given["metadata"]), "search": search}
 
 
+async def explain_nothing(client: AsyncClient, namespace: str, given: Mapping[str, Any]) -> None:
+    """Say on standard error if the kind of a search that found nothing may be misspelt. Raises NotFound, with the existing
+    pools, if the search's pool does not exist."""
+    if (pool := given["pool"]) is not None:
+        pools = [one.metadata.name for one in (await client.list_objects("RolloutPool", namespace))[0]]
+        if pool not in pools:
+            there = ", ".join(pools) or "none; create one first"
+            raise NotFound(f"there is no RolloutPool {pool!r} in namespace {namespace!r}; existing ones: {there}")
+    if (kind := given["kind"]) is not None:
+        kinds = [row.value for row in await client.summarize("kind", namespace) if row.value]
+        if kind not in kinds:
+            there = ", ".join(kinds) or "none"
+            say(f"no rollout of kind {kind!r} has ended in namespace {namespace!r}; kinds of those that have: {there}")
+
+
 @click.command("list")
-@_searched
+@searched
 @click.option(
     "--sort", metavar="FIELD", help=f"{', '.join(SORTED)}; with - before it the greatest first  [default: by arrival]"
 )
@@ -145,7 +162,9 @@ async def list_(
         raise click.UsageError(
             f"--sort {sort}: write one of {', '.join(SORTED)}, with - before it for the greatest first"
         )
-    views = [view async for view in client.rollouts(namespace, limit=limit, **_conditions(given, sort))]
+    views = [view async for view in client.rollouts(namespace, limit=limit, **conditions(given, sort))]
+    if not views:
+        await explain_nothing(client, namespace, given)
     if form == "json":
         click.echo(json.dumps([view.model_dump(mode="json") for view in views]))
     elif form == "id":
@@ -195,7 +214,7 @@ def _print(names: Sequence[str], views: Sequence[RolloutView]) -> None:
 
 
 @click.command()
-@_searched
+@searched
 @click.option(
     "--by", type=click.Choice(["tokens", "seconds", "turns", "reward"]), default="tokens", help="[default: tokens]"
 )
@@ -203,12 +222,14 @@ def _print(names: Sequence[str], views: Sequence[RolloutView]) -> None:
 @with_client
 async def top(client: AsyncClient, namespace: str, by: str, limit: int, **given: Any) -> None:
     """List the rollouts with the most sampled tokens, seconds or turns, or with the highest rewards."""
-    found = client.rollouts(namespace, limit=limit, **_conditions(given, f"-{by}"))
-    _print(TOP, [view async for view in found])
+    views = [view async for view in client.rollouts(namespace, limit=limit, **conditions(given, f"-{by}"))]
+    if not views:
+        await explain_nothing(client, namespace, given)
+    _print(TOP, views)
 
 
 @click.command()
-@_searched
+@searched
 @click.option(
     "--by",
     default="reason",
@@ -222,7 +243,9 @@ async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form
 
     Checks do not count. Rollouts without a reward are in no mean. SECONDS are at work, without waiting.
     """
-    rows = await client.summarize(by, namespace, limit=limit, **_conditions(given))
+    rows = await client.summarize(by, namespace, limit=limit, **conditions(given))
+    if not rows:
+        await explain_nothing(client, namespace, given)
     if form == "json":
         click.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import aiohttp
 
@@ -18,7 +18,7 @@ def read_rollout(data: bytes) -> tuple[RolloutView, Columns | None]:
     return RolloutView.model_validate(columns.about["rollout"], extra="ignore"), columns if len(columns) else None
 
 
-async def read_stream(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Columns | None]]:
+async def read_stream(answer: aiohttp.ClientResponse) -> AsyncGenerator[tuple[int, Columns | None]]:
     """Yield (cursor, columns) of each rollout that ended. A keep-alive gives a pair whose columns are None."""
     while True:
         try:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -270,13 +271,14 @@ class RolloutClient(ApiClient):
 
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
-    ) -> AsyncIterator[tuple[int, Trajectory]]:
+    ) -> AsyncGenerator[tuple[int, Trajectory]]:
         """Yield (cursor, trajectory) of each rollout that has ended since the cursor `after` or ends later.
 
         Never stop; reconnect after a broken connection.
         """
-        async for cursor, columns in self.stream_columns(namespace, pool=pool, group=group, after=after):
-            yield cursor, await _trajectory(columns)
+        async with aclosing(self.stream_columns(namespace, pool=pool, group=group, after=after)) as found:
+            async for cursor, columns in found:
+                yield cursor, await _trajectory(columns)
 
     async def stream_columns(
         self,
@@ -286,7 +288,7 @@ class RolloutClient(ApiClient):
         group: str | None = None,
         after: int = 0,
         only_present: bool = False,
-    ) -> AsyncIterator[tuple[int, Columns]]:
+    ) -> AsyncGenerator[tuple[int, Columns]]:
         """Do the same as `stream`, with each trajectory as arrays. `trajectory.columns.join` joins several trajectories.
         `only_present`: stop after the last rollout that has ended."""
         from rollyard.client import rollout_answers
@@ -298,10 +300,13 @@ class RolloutClient(ApiClient):
             if only_present:
                 query["present"] = "true"
             try:
-                async with self._http.stream(
-                    "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=CONTENT_TYPE
-                ) as answer:
-                    async for cursor, columns in rollout_answers.read_stream(answer):
+                async with (
+                    self._http.stream(
+                        "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=CONTENT_TYPE
+                    ) as answer,
+                    aclosing(rollout_answers.read_stream(answer)) as found,
+                ):
+                    async for cursor, columns in found:
                         backoff.reset()
                         if columns is None:
                             continue

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -100,3 +103,61 @@ async def test_html_has_every_rollout_of_a_group_and_ids_where_no_tokenizer_is(s
         await export(api, tmp_path, "html", "missing", "-o", str(tmp_path / "x.html"), code=1)
         await export(api, tmp_path, "html", "-o", str(tmp_path / "x.html"), code=2)
         assert not (tmp_path / "x.html").exists()
+
+
+async def test_chosen_rollouts_are_written_and_a_misspelt_pool_names_the_existing_ones(
+    serving: Serve,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    async with serving() as api:
+        found = await play(api)
+        ended, scored = [t.id for t in found], {t.id for t in found if t.reward is not None}
+        out = ("--format", "jsonl", "-o", "-")
+
+        async def ids(*words: str) -> list[str]:
+            return [json.loads(line)["id"] for line in (await export(api, tmp_path, *words, *out)).stdout.splitlines()]
+
+        assert await ids("rollouts", ended[1], ended[0]) == [ended[1], ended[0]]
+        assert await ids("rollouts", "--limit", "2") == ended[:2]
+        assert set(await ids("rollouts", "--since", "1h", "--min-reward", "0")) == scored
+        assert len(await ids("rollouts", "--min-reward", "1", "--limit", "1")) == 1
+        refused = await export(api, tmp_path, "rollouts", "--pool", "nope", *out, code=1)
+        assert "there is no RolloutPool 'nope' in namespace 'default'; existing ones: swe" in str(refused.exception)
+        await export(api, tmp_path, "rollouts", "bad", "--pool", "swe", *out, code=2)
+        kubeconfig = ("--kubeconfig", str(tmp_path / "config"))
+        for command in ("list", "top", "summary"):
+            words = ["rollouts", command, "--kind", "mth", *kubeconfig]
+            done = await asyncio.to_thread(CliRunner().invoke, cli, words)
+            assert (done.exit_code, "kinds of those that have: math, quiz" in done.stderr) == (0, True)
+            words = ["rollouts", command, "--pool", "nope", *kubeconfig]
+            done = await asyncio.to_thread(CliRunner().invoke, cli, words)
+            assert (done.exit_code, done.stdout, "existing ones: swe" in str(done.exception)) == (1, "", True)
+
+
+async def test_a_reader_that_closes_its_end_of_the_pipe_ends_the_command_quietly(
+    serving: Serve,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    async with serving() as api:
+        await play(api)
+        await export(api, tmp_path, "rollouts", "--format", "jsonl", "-o", "-")
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            "rollyard.cli.main",
+            "export",
+            "rollouts",
+            "--format",
+            "jsonl",
+            "-o",
+            "-",
+        ]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--kubeconfig", str(tmp_path / "config"), stdout=writer, stderr=subprocess.PIPE
+        )
+        os.close(writer)
+        _, told = await process.communicate()
+        assert (process.returncode, told) == (1, b"")
