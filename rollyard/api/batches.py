@@ -101,11 +101,11 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> Ro
     return pools[wanted.pool]
 
 
-@accepts("namespace", "limit")
+@accepts("namespace", "series", "limit")
 async def _list(request: web.Request) -> web.Response:
-    """List batches, newest first."""
+    """List batches, newest first. `series`: only those of this series."""
     limit = min(integer(request, "limit", 100, least=1), MAX_LISTED)
-    views = await request.app[SERVICES].batches.views(namespace_of(request), limit)
+    views = await request.app[SERVICES].batches.views(namespace_of(request), limit, request.query.get("series"))
     return web.json_response({"batches": [view.model_dump(mode="json") for view in views]})
 
 

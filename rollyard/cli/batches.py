@@ -1,4 +1,4 @@
-"""Commands on batches: list, describe, cancel."""
+"""Commands on batches: list, describe, steps, cancel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.printable import printable
 from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import NotFound
 from rollyard.kinds.batch import BatchView, DeliveryBias
+from rollyard.kinds.metric_history import BatchHistory, TrainingStep
+
+MAX_STEPS = 10_000
+"""Greatest number of training steps that the server sends."""
 
 
 @click.group()
@@ -44,6 +49,30 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
         click.echo(
             f"dataset {view.dataset}: {history.tasks} tasks with a verdict; uninformative in a row: {streaks or 'none'}"
         )
+
+
+@batches.command("steps")
+@click.argument("name")
+@click.option("--series", is_flag=True, help="NAME is a series: show the steps of all its batches")
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output")
+@with_client
+async def steps(client: AsyncClient, namespace: str, name: str, series: bool, form: str) -> None:
+    """Show the training steps of a batch, or of a whole series: rewards, informative share, staleness and tokens.
+
+    REWARD is the mean reward of the delivered groups and its standard deviation, ALL that of all groups with a verdict,
+    delivered or not. STALENESS counts training steps, in the mean. TOKENS is the mean number of sampled tokens of a
+    delivered rollout; WASTED counts the sampled tokens of groups that were not delivered. A dash stands for an unknown
+    value. The last line has the mean over all steps.
+    """
+    id = name
+    if series:
+        if not (found := await client.batches(namespace, series=name)):
+            raise NotFound(
+                f"there is no batch of series {name!r} in namespace {namespace!r}; `rollyard batches list` shows the series"
+            )
+        id = found[0].id
+    history = await client.batch_history(id, namespace, series=series, limit=MAX_STEPS)
+    click.echo(history.model_dump_json(indent=2) if form == "json" else "\n".join(stepped(history)))
 
 
 @batches.command("cancel")
@@ -85,8 +114,48 @@ def described(view: BatchView) -> list[str]:
     return [*lines, view.waiting] if view.waiting else lines
 
 
+def stepped(history: BatchHistory) -> list[str]:
+    """Return training steps as a table, and the mean reward over all of them."""
+    if not history.steps:
+        return ["no group has a verdict yet, so there is no training step"]
+    head = [
+        "STEP",
+        "BATCH",
+        "GROUPS",
+        "REWARD",
+        "ALL",
+        "INFORMATIVE",
+        "FAULTY",
+        "STALENESS",
+        "TOKENS",
+        "WASTED",
+        "ENDED",
+    ]
+    judged = sum(step.judged_rollouts for step in history.steps)
+    total = sum(step.judged_rollouts * (step.judged_reward_mean or 0.0) for step in history.steps)
+    of = f"over {judged} rollouts of the steps shown (groups with a verdict, delivered or not)"
+    return [
+        *align([head, *map(_step, history.steps)]),
+        f"mean reward {_number(total / judged if judged else None)} {of}",
+    ]
+
+
+def _step(step: TrainingStep) -> list[str]:
+    spread = "" if step.reward_std is None else f" ±{step.reward_std:.3f}"
+    share = "-" if step.informative_share is None else f"{step.informative_share:.0%}"
+    return [
+        str(step.step), step.batch, str(step.groups), _number(step.reward_mean) + spread, _number(step.judged_reward_mean),
+        share, str(step.faulty), _number(step.staleness_mean, 2), _number(step.tokens_mean, 0), str(step.wasted_tokens),
+        _time(step.ended_at),
+    ]  # fmt: skip
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def _mean(view: BatchView) -> str:
-    return "-" if view.reward_mean is None else f"{view.reward_mean:.3f}"
+    return _number(view.reward_mean)
 
 
 def _bias(bias: DeliveryBias) -> str:

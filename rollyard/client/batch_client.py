@@ -82,9 +82,9 @@ class BatchClient(ApiClient):
             await self._http.json("GET", f"/v1/batches/{id}", query=self._http.query(namespace))
         )
 
-    async def batches(self, namespace: str | None = None) -> list[BatchView]:
-        """List the newest batches, newest first."""
-        body = await self._http.json("GET", "/v1/batches", query=self._http.query(namespace))
+    async def batches(self, namespace: str | None = None, *, series: str | None = None) -> list[BatchView]:
+        """List the newest batches, newest first. `series`: only those of this series."""
+        body = await self._http.json("GET", "/v1/batches", query=self._http.query(namespace, series=series))
         return [BatchView.model_validate(item) for item in body["batches"]]
 
     async def groups(

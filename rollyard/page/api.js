@@ -8,6 +8,11 @@ export class ApiFailure extends Error {
     this.reason = reason;
   }
 
+  /** Whether no server answered: this is so for all questions at the same time. */
+  get isAway() {
+    return this.status === 0 || this.status === 503;
+  }
+
   /** Whether the server has no such route: an older release. */
   get isUnknownRoute() {
     return (this.status === 404 && !this.reason) || this.status === 405;

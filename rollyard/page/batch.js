@@ -19,7 +19,7 @@ export function Batch({ route }) {
   const answer = usePoll(url(`/v1/batches/${encodeURIComponent(id)}`, { namespace }), 4);
   const whole = route.query.steps !== 'batch';
   const steps = useSteps(namespace, id, whole);
-  const scopes = [['series', `series ${answer.data?.series ?? ''}`, undefined], ['batch', 'this batch alone', 'batch']];
+  const scopes = [['series', `training ${answer.data?.series ?? ''}`, undefined], ['batch', 'this batch alone', 'batch']];
   return html`<h1><span class="kind">Batch</span> ${id}</h1>
     <${Loaded} of=${answer} what="batch">${(/** @type {any} */ b) => html`<${Head} b=${b} namespace=${namespace} />`}<//>
     <${StepCharts} answers=${[{ name: id, answer: steps }]} scope=${html`<p class="choice" role="group" aria-label="Steps shown">Steps of ${scopes.map(([key, text, value]) => html` <a key=${key} href=${link(route.path, { ...route.query, steps: value })} aria-current=${whole === (value === undefined) ? 'true' : undefined}>${text}</a>`)}</p>`} />
@@ -31,7 +31,7 @@ function Head({ b, namespace }) {
   return html`<${Facts} pairs=${[
     ['Status', html`<${Mark} word=${b.status} />`],
     ['Pool', html`<a href=${link(['pools', 'RolloutPool', b.pool], { ns: ns(namespace) })}>${b.pool}</a>`],
-    ['Series', b.series], ['Dataset', b.dataset ?? 'tasks of its own'], ['Rollouts in a group', count(b.n)],
+    ['Training', html`<a href=${link(['trainings', b.series], { ns: ns(namespace) })}>${b.series}</a>`], ['Mean reward', decimal(b.reward_mean)], ['Dataset', b.dataset ?? 'tasks of its own'], ['Rollouts in a group', count(b.n)],
     ['Delivered', `${count(b.delivered)}${b.target === null ? ', a stream' : ` of ${count(b.target)}`}`], ['Used by the trainer', count(b.acknowledged)],
     ['Drawn', count(b.drawn)], ['In flight', count(b.in_flight)], ['Carried in', count(b.carried_in)], ['Passed over', count(b.passed_over)],
     ['Held back', html`${count(b.filtered.all_low)} all low, ${count(b.filtered.all_high)} all high, ${count(b.filtered.other)} other`], ['Faulty', count(b.faulty)],

@@ -9,23 +9,30 @@ import { html } from './view.js';
 
 const REFRESH_SECONDS = 10;
 
-/** @param {string} namespace @param {string} id @param {boolean} series true: of all batches of its series */
-export function useSteps(namespace, id, series) {
-  return usePoll(url(`/v1/history/batches/${encodeURIComponent(id)}`, { namespace, series: series || undefined }), REFRESH_SECONDS);
+/** @param {string} namespace @param {string | null} id null: not known yet @param {boolean} series true: of all batches of its series
+ * @param {string} [subject] the series, where the id is that of its newest batch */
+export function useSteps(namespace, id, series, subject) {
+  return usePoll(id === null ? null : url(`/v1/history/batches/${encodeURIComponent(id)}`, { namespace, series: series || undefined }), REFRESH_SECONDS, subject);
 }
 
 /** @param {{answers: {name: string, answer: import('./poll.js').Answer}[], scope?: unknown}} props */
 export function StepCharts({ answers, scope }) {
   const read = answers.filter((a) => a.answer.data);
   return html`<section aria-labelledby="steps"><h2 id="steps">Over training steps</h2>${scope}
-    ${answers.map((a) => (a.answer.data && !a.answer.error ? null : html`<${Loaded} key=${a.name} of=${a.answer} what=${`history of batch ${a.name}`}>${() => null}<//>`))}
-    ${read.length > 0 && (read.every((a) => !a.answer.data.steps.length) ? html`<p class="empty">No group has a verdict yet. The first training step appears with the first group that ended.</p>` : html`<div class="charts">${charts(read)}</div>`)}</section>`;
+    ${answers.map((a) => (a.answer.data && !a.answer.error ? null : html`<${Loaded} key=${a.name} of=${a.answer} what=${`steps of ${a.name}`}>${() => null}<//>`))}
+    ${read.length > 0 && (read.every((a) => !a.answer.data.steps.length) ? html`<p class="empty">No group has a verdict yet. The first training step appears with the first group that ended.</p>` : html`${firstSteps(read).some((n) => n > 0) && html`<p class="dim">Steps are counted from the first step of each.</p>`}<div class="charts">${charts(read)}</div>`)}</section>`;
+}
+
+/** The number that is subtracted from each one's steps: two are shown from the first step of each. @param {{answer: import('./poll.js').Answer}[]} read @returns {number[]} */
+function firstSteps(read) {
+  return read.map((a) => (read.length > 1 ? a.answer.data.steps[0]?.step ?? 0 : 0));
 }
 
 /** @param {{name: string, answer: import('./poll.js').Answer}[]} read */
 function charts(read) {
-  const x = [...new Set(read.flatMap((a) => a.answer.data.steps.map((/** @type {any} */ s) => s.step)))].sort((a, b) => a - b);
-  const by = read.map((a) => new Map(a.answer.data.steps.map((/** @type {any} */ s) => [s.step, s])));
+  const from = firstSteps(read);
+  const by = read.map((a, i) => new Map(a.answer.data.steps.map((/** @type {any} */ s) => [s.step - from[i], s])));
+  const x = [...new Set(by.flatMap((steps) => [...steps.keys()]))].sort((a, b) => a - b);
   /** @param {number} i @param {(step: any) => number | null | undefined} of */
   const values = (i, of) => x.map((step) => { const s = by[i].get(step); return s === undefined ? null : of(s); });
   const alone = read.length === 1;

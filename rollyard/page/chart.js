@@ -1,6 +1,6 @@
 /** A chart of series over time or over steps. A value that is not known is a gap. */
 
-import { clock, count, decimal, known, UNKNOWN } from './format.js';
+import { clock, count, decimal, known } from './format.js';
 import { html, useState } from './view.js';
 
 /**
@@ -13,7 +13,10 @@ import { html, useState } from './view.js';
  */
 /** @typedef {{x: number, text: string}} Note something that happened at x */
 
-const [W, H, LEFT, RIGHT, TOP, BOTTOM] = [460, 150, 40, 8, 8, 18];
+const [W, H, RIGHT, TOP, BOTTOM] = [460, 150, 8, 8, 18];
+const LEAST_LEFT = 40;
+const LABEL_GAP = 6;
+const FONT = '10px system-ui, "DejaVu Sans", sans-serif'; // as `svg text` of style.css
 const TIME_STEPS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 
 /** @param {{title: string, x: number[], series: Series[], time?: boolean, from?: number, to?: number, notes?: Note[], format?: (v: unknown) => string, most?: number, xName?: string}} props */
@@ -23,9 +26,10 @@ export function Chart({ title, x, series, time = false, from, to, notes = [], fo
   if (!values.length) return html`<figure class="chart"><h3>${title}</h3><p class="empty">Nothing was measured in this time.</p></figure>`;
   const [x0, x1] = [from ?? x[0], Math.max(to ?? x[x.length - 1], (from ?? x[0]) + 1e-9)];
   const [y0, y1, ticks] = scale(Math.min(0, ...values), most ?? Math.max(...values), values.every(Number.isInteger));
+  const LEFT = Math.max(LEAST_LEFT, 8 + Math.max(...ticks.map((v) => widthOf(format(v)))));
   const px = (/** @type {number} */ v) => LEFT + ((v - x0) / (x1 - x0)) * (W - LEFT - RIGHT);
   const py = (/** @type {number} */ v) => H - BOTTOM - ((v - y0) / (y1 - y0)) * (H - TOP - BOTTOM);
-  const shown = at >= 0 && at < x.length ? at : lastKnown(series);
+  const shown = at >= 0 && at < x.length ? at : -1;
   const near = notes.filter((n) => at >= 0 && Math.abs(px(n.x) - px(x[at])) < 5);
   /** @param {any} event */
   const point = (event) => {
@@ -41,10 +45,10 @@ export function Chart({ title, x, series, time = false, from, to, notes = [], fo
     setAt(Math.min(Math.max((at < 0 ? x.length : at) + step, 0), x.length - 1));
   };
   const name = (/** @type {number} */ i) => (time ? clock(x[i]) : `${xName} ${x[i]}`);
-  return html`<figure class="chart"><h3>${title}<span class="now">${shown >= 0 ? `${at >= 0 ? `${name(shown)}: ` : ''}${series.map((s) => `${series.length > 1 ? `${s.name} ` : ''}${format(s.y[shown])}`).join(' · ')}` : UNKNOWN}</span></h3>
+  return html`<figure class="chart"><h3>${title}<span class="now">${shown >= 0 ? `${name(shown)}: ` : ''}${series.map((s) => `${series.length > 1 ? `${s.name} ` : ''}${format(shown >= 0 ? s.y[shown] : lastOf(s))}`).join(' · ')}</span></h3>
     <svg viewBox="0 0 ${W} ${H}" role="img" tabindex="0" aria-label=${summary(title, series, format)} onPointerMove=${point} onPointerLeave=${() => setAt(-1)} onKeyDown=${key} onBlur=${() => setAt(-1)}>
       ${ticks.map((v) => html`<g key=${v}><line class="grid" x1=${LEFT} x2=${W - RIGHT} y1=${py(v)} y2=${py(v)} /><text x=${LEFT - 5} y=${py(v) + 3} text-anchor="end">${format(v)}</text></g>`)}
-      ${xTicks(x0, x1, time).filter(([v]) => px(v) < W - 16).map(([v, text]) => html`<text key=${v} x=${px(v)} y=${H - 5} text-anchor="middle">${text}</text>`)}
+      ${apart(xTicks(x0, x1, time).map(([v, text]) => [Math.min(px(v), W - 1 - widthOf(text) / 2), text])).map(([at, text]) => html`<text key=${text} x=${at} y=${H - 5} text-anchor="middle">${text}</text>`)}
       ${notes.filter((n) => n.x >= x0 && n.x <= x1).map((n, i) => html`<line key=${i} class="event" x1=${px(n.x)} x2=${px(n.x)} y1=${TOP} y2=${H - BOTTOM}><title>${n.text}</title></line>`)}
       ${series.map((s, i) => html`<g key=${s.name}>
         ${s.low && s.high && html`<path class=${`band s${i % 6}`} d=${band(x, s.low, s.high, px, py)} />`}
@@ -57,11 +61,29 @@ export function Chart({ title, x, series, time = false, from, to, notes = [], fo
   </figure>`;
 }
 
-/** @param {Series[]} series */
-function lastKnown(series) {
-  const found = series[0].y;
-  for (let i = found.length - 1; i >= 0; i -= 1) if (known(found[i])) return i;
-  return -1;
+/** The last value that is known; undefined if there is none. @param {Series} series */
+const lastOf = (series) => series.y.filter(known).pop();
+
+/** @type {CanvasRenderingContext2D | null} */
+let pen = null;
+
+/** Width of a label in the chart's units. @param {string} text */
+function widthOf(text) {
+  pen ??= document.createElement('canvas').getContext('2d');
+  if (!pen) return text.length * 7;
+  pen.font = FONT;
+  return pen.measureText(text).width;
+}
+
+/** Labels that do not touch each other; the last one stays. @param {[number, string][]} labels @returns {[number, string][]} */
+function apart(labels) {
+  /** @type {[number, string][]} */
+  const found = [];
+  for (const [at, text] of labels.reverse()) {
+    const next = found[0];
+    if (!next || at + widthOf(text) / 2 + LABEL_GAP < next[0] - widthOf(next[1]) / 2) found.unshift([at, text]);
+  }
+  return found;
 }
 
 /** @param {string} title @param {Series[]} series @param {(v: unknown) => string} format */
@@ -99,7 +121,7 @@ function scale(low, high, whole = false, parts = 4) {
 function xTicks(x0, x1, time) {
   if (!time) {
     const [, , ticks] = scale(x0, x1, true, 7);
-    return ticks.filter((v) => Number.isInteger(v) && v >= x0 && v <= x1).map((v) => [v, count(v)]);
+    return [...new Set([...ticks.filter((v) => Number.isInteger(v) && v >= x0 && v <= x1), x1].filter(Number.isInteger))].map((v) => [v, count(v)]);
   }
   const step = TIME_STEPS.find((s) => (x1 - x0) / s <= 6) ?? 604800;
   const zone = new Date(x0 * 1000).getTimezoneOffset() * 60;

@@ -38,7 +38,7 @@ export function PoolMark({ pool }) {
 
 /** @param {{conditions: any[]}} props */
 export function Conditions({ conditions }) {
-  return html`<${Table} caption="Conditions" rows=${conditions} keyOf=${(/** @type {any} */ c) => c.type}
+  return html`<${Table} stack caption="Conditions" rows=${conditions} keyOf=${(/** @type {any} */ c) => c.type}
     empty="No condition was observed yet." columns=${[
       { head: 'Condition', main: true, cell: (/** @type {any} */ c) => c.type },
       { head: 'Status', cell: (/** @type {any} */ c) => html`<${Mark} tone=${toneOfCondition(c)} word=${c.status} />` },

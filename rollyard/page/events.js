@@ -23,7 +23,7 @@ export function objectLink(about) {
 
 /** @param {{events: any[], empty?: string}} props */
 export function Events({ events, empty = 'No event is kept. Events are deleted after some time.' }) {
-  return html`<${Table} caption="Events" rows=${events} keyOf=${(/** @type {any} */ e) => e.metadata.uid ?? e.metadata.name} empty=${empty} columns=${[
+  return html`<${Table} stack caption="Events" rows=${events} keyOf=${(/** @type {any} */ e) => e.metadata.uid ?? e.metadata.name} empty=${empty} columns=${[
     { head: 'Last', cell: (/** @type {any} */ e) => html`<${Time} at=${e.lastTimestamp} />` },
     { head: 'Reason', cell: (/** @type {any} */ e) => (e.type === 'Warning' ? html`<${Mark} tone="warn" word=${e.reason} />` : e.reason) },
     { head: 'Count', figure: true, cell: (/** @type {any} */ e) => e.count },

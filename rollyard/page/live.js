@@ -26,6 +26,8 @@ export const live = {
   problem: '',
 };
 
+/** Called at each return of the connection. @type {Set<() => void>} */
+export const onReturn = new Set();
 /** @type {Set<() => void>} */
 const listeners = new Set();
 let notifying = 0;
@@ -42,10 +44,12 @@ const keyOf = (object) => `${object.metadata.namespace}/${object.metadata.name}`
 
 /** @param {boolean} connected @param {string} problem */
 function connection(connected, problem) {
-  if (connected !== live.connected) live.since = Date.now() / 1000;
+  const changed = connected !== live.connected;
+  if (changed) live.since = Date.now() / 1000;
   live.connected = connected;
   live.problem = problem;
   notify();
+  if (changed && connected) for (const one of onReturn) one();
 }
 
 /** @param {Kinds} kinds @param {string} type @param {any} object */

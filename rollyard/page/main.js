@@ -12,7 +12,11 @@ import { Rollout } from './rollout.js';
 import { Rollouts } from './rollouts.js';
 import { go, link, namespaceOf, ns, useRoute } from './route.js';
 import { Servers } from './servers.js';
+import { Training } from './training.js';
 import { html, render, useEffect, useRef } from './view.js';
+
+/** View outside the navigation -> the one that leads to it. @type {Record<string, string>} */
+const WITHIN = { groups: 'rollouts', trainings: 'batches' };
 
 /** First word of an address -> title, view, and whether it is in the navigation.
  * @type {Record<string, [string, (props: {route: import('./route.js').Route}) => unknown, boolean]>} */
@@ -25,6 +29,7 @@ const VIEWS = {
   evaluations: ['Evaluations', Evaluations, true],
   rollouts: ['Rollouts', (props) => (props.route.path.length > 1 ? html`<${Rollout} ...${props} />` : html`<${Rollouts} ...${props} />`), true],
   groups: ['Group', Group, false],
+  trainings: ['Training', (props) => (props.route.path.length > 1 ? html`<${Training} ...${props} />` : html`<${Batches} ...${props} />`), false],
 };
 
 function App() {
@@ -52,7 +57,7 @@ function App() {
     <header>
       <span class="brand">Rollyard</span>
       <nav aria-label="Views"><ul>${Object.entries(VIEWS).filter(([, [,, shown]]) => shown).map(([name, [text]]) => html`
-        <li key=${name}><a href=${link([name], { ns: ns(space) })} aria-current=${name === word || (name === 'rollouts' && word === 'groups') ? 'page' : undefined}>${text}</a></li>`)}</ul></nav>
+        <li key=${name}><a href=${link([name], { ns: ns(space) })} aria-current=${name === (WITHIN[word] ?? word) ? 'page' : undefined}>${text}</a></li>`)}</ul></nav>
       ${spaces.length > 1 && html`<label class="space">Namespace <select value=${space}
         onChange=${(/** @type {any} */ e) => go(link([word], { ns: ns(e.target.value) }))}>${spaces.map((s) => html`<option key=${s} value=${s}>${s}</option>`)}</select></label>`}
       <p class=${`connection ${state.connected ? 'on' : 'off'}`} role="status" aria-live="polite">${

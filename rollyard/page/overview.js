@@ -54,7 +54,7 @@ function Wrong({ namespace }) {
   return html`<section aria-labelledby="wrong"><h2 id="wrong">What is wrong now</h2>
     ${!live.listed ? html`<p class="dim">Not known yet.</p>` : html`
     ${!found.length && !warnings.length && html`<p><${Mark} tone="good" word="Nothing that the pools or the last hour's events know of." /></p>`}
-    ${found.length > 0 && html`<${Table} caption="Conditions that report trouble" rows=${found} keyOf=${(/** @type {any} */ f) => f.pool.metadata.uid + f.condition.type} columns=${[
+    ${found.length > 0 && html`<${Table} stack caption="Conditions that report trouble" rows=${found} keyOf=${(/** @type {any} */ f) => f.pool.metadata.uid + f.condition.type} columns=${[
       { head: 'Pool', main: true, cell: (/** @type {any} */ f) => html`<a href=${link(['pools', f.pool.kind, f.pool.metadata.name], { ns: ns(namespace) })}>${f.pool.metadata.name}</a>` },
       { head: 'Condition', cell: (/** @type {any} */ f) => html`<${Mark} tone=${toneOfCondition(f.condition)} word=${`${f.condition.type}=${f.condition.status}`} />` },
       { head: 'Reason', cell: (/** @type {any} */ f) => f.condition.reason },
@@ -81,7 +81,7 @@ function Faults({ namespace }) {
   const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 600) * 600 - DAY_SECONDS }), 10, namespace);
   if (answer.data && !answer.data.rows.length) return null;
   return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason, within a day</h2>
-    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} columns=${[
+    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} stack caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} columns=${[
       { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), reason: r.value, hours: 24 })}>${r.value ?? 'not known'}</a>` },
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },
       { head: 'Newest', wide: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.newest], { ns: ns(namespace) })}>${r.newest}</a>` },
@@ -134,11 +134,11 @@ function Waiting({ namespace, queued }) {
   }
   if (!pending.length && !queued) return null;
   return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2>
-    ${reasons.size > 0 && html`<${Table} caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
+    ${reasons.size > 0 && html`<${Table} stack caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.n) }, { head: 'Reason', main: true, cell: (/** @type {any} */ r) => r.word },
       { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => visible(r.example) },
     ]} />${answer.data?.next && html`<p class="dim">Of the first ${WAITING_READ} of ${count(queued)} queued rollouts.</p>`}`}
-    ${pending.length > 0 && html`<${Table} caption="Jobs that wait in Slurm's queue" rows=${pending} keyOf=${(/** @type {any} */ a) => a.metadata.uid} columns=${[
+    ${pending.length > 0 && html`<${Table} stack caption="Jobs that wait in Slurm's queue" rows=${pending} keyOf=${(/** @type {any} */ a) => a.metadata.uid} columns=${[
       { head: 'Pending job', main: true, cell: (/** @type {any} */ a) => html`<a href=${link(['allocations', a.metadata.name], { ns: ns(namespace) })}>${a.metadata.name}</a>` },
       { head: 'Job', figure: true, cell: (/** @type {any} */ a) => a.status.jobId ?? UNKNOWN }, { head: "Slurm's reason", wide: true, cell: (/** @type {any} */ a) => visible(a.status.reason || UNKNOWN) },
       { head: 'Expected start', cell: (/** @type {any} */ a) => html`<${Time} at=${a.status.startTime} />` },

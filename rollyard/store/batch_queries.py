@@ -39,11 +39,14 @@ class BatchQueries:
         found = self.batch(key)
         return (found, self.series(found.namespace, found.series)) if found is not None else None
 
-    def list_batches(self, namespace: str, limit: int) -> list[tuple[BatchRecord, SeriesRecord | None]]:
-        """Return the last `limit` batches, each with its series, newest first."""
-        rows = self._db.execute(
-            f"{BATCHES} NOT INDEXED WHERE namespace = ? ORDER BY seq DESC LIMIT ?", (namespace, limit)
-        )
+    def list_batches(
+        self, namespace: str, limit: int, series: str | None = None
+    ) -> list[tuple[BatchRecord, SeriesRecord | None]]:
+        """Return the last `limit` batches, each with its series, newest first. `series`: only those of this series."""
+        where, values = "NOT INDEXED WHERE namespace = ?", [namespace]
+        if series is not None:
+            where, values = "INDEXED BY batches_by_series WHERE namespace = ? AND series = ?", [namespace, series]
+        rows = self._db.execute(f"{BATCHES} {where} ORDER BY seq DESC LIMIT ?", (*values, limit))
         records = [parse(BatchRecord, BATCH_COLUMNS, row) for row in rows]
         by_name = {name: self.series(namespace, name) for name in {r.series for r in records}}
         return [(r, by_name[r.series]) for r in records]

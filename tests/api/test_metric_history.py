@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from rollyard.kinds.metric_history import POOL_METRICS
+from rollyard.cli.batches import stepped
+from rollyard.kinds.metric_history import POOL_METRICS, BatchHistory
 from rollyard.server_process import metric_recorder
 from rollyard.store.metric_buckets import sample, start_of
 from rollyard.store.metric_tables import StoredDecision, TrackKey
@@ -93,6 +94,17 @@ async def test_the_steps_of_a_batch_and_of_its_series(serving: Serve) -> None:
         )
         status, found = await api.ask("GET", "/v1/history/batches/b?series=true")
         assert [step["batch"] for step in found["steps"]] == ["a", "b"]
+        *table, mean = stepped(BatchHistory.model_validate(found))
+        assert [line.split()[:5] for line in table[1:]] == [
+            ["0", "a", "2", "0.500", "±0.500"],
+            ["1", "b", "2", "0.500", "±0.500"],
+        ]
+        assert mean.startswith(
+            f"mean reward 0.500 over {2 * found['steps'][0]['judged_rollouts']} rollouts of the steps shown"
+        )
+        for series, ids in ("s", ["b", "a"]), ("b", []):
+            status, listed = await api.ask("GET", f"/v1/batches?series={series}")
+            assert [batch["id"] for batch in listed["batches"]] == ids
 
 
 async def test_impossible_questions_say_what_is_possible(serving: Serve) -> None:

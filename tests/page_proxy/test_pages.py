@@ -213,7 +213,7 @@ async def test_every_view_is_free_of_faults_while_the_server_restarts(
 
     views = await tour(tab, proxy.page, "#/overview", look)
     assert found == []
-    assert {"#/overview", "#/rollouts"} <= set(views)
+    assert {"#/overview", "#/rollouts", "#/trainings/tasks"} <= set(views)
     assert len(views) > 8, views
 
     await tab.go(proxy.page + "#/rollouts")
@@ -224,9 +224,13 @@ async def test_every_view_is_free_of_faults_while_the_server_restarts(
     try:
         await tab.until("document.querySelector('[role=status]').textContent.includes('not connected')")
         assert await tab.evaluate("document.querySelector('main').textContent") == before, "it stays in sight"
+        await tab.go(proxy.page + "#/trainings/tasks")
+        await tab.until("document.querySelector('main').textContent.includes('Not known: ')")
+        assert await tab.evaluate("document.querySelectorAll('.problem').length") == 1, "the reason is there once"
     finally:
         hostile_yard.start_elsewhere()
     await tab.until(READY)
+    await tab.until("document.querySelectorAll('main .chart svg[role=img]').length > 5")
     assert not [fault for fault in tab.faults if "503" not in fault and "INCOMPLETE_CHUNKED" not in fault]
 
 

@@ -137,9 +137,9 @@ class BatchService:
         means = await self._store.reward_means(key.namespace, [key.id])
         return self._view(*found, means.get(key.id))
 
-    async def views(self, namespace: str, limit: int) -> list[BatchView]:
-        """Return the newest batches, newest first."""
-        found = await self._store.list_batches(namespace, limit)
+    async def views(self, namespace: str, limit: int, series: str | None = None) -> list[BatchView]:
+        """Return the newest batches, newest first. `series`: only those of this series."""
+        found = await self._store.list_batches(namespace, limit, series)
         means = await self._store.reward_means(namespace, [batch.id for batch, _ in found])
         return [self._view(batch, series, means.get(batch.id)) for batch, series in found]
 

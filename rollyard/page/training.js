@@ -1,0 +1,96 @@
+/** One training: the steps of a series, that is of all its batches. Two trainings side by side. */
+
+import { url } from './api.js';
+import { StepCharts, useSteps } from './batch_steps.js';
+import { count, decimal, duration, known, percent, share, UNKNOWN } from './format.js';
+import { Loaded } from './loaded.js';
+import { Mark } from './mark.js';
+import { usePoll } from './poll.js';
+import { link, namespaceOf, ns } from './route.js';
+import { SideBySide } from './side_by_side.js';
+import { Facts, Table } from './table.js';
+import { Time } from './time.js';
+import { html } from './view.js';
+
+const BATCHES = 500;
+
+/** @param {{route: import('./route.js').Route}} props */
+export function Training({ route }) {
+  return route.path.length > 2 ? html`<${Two} route=${route} />` : html`<${One} route=${route} />`;
+}
+
+/** The batches of a series, newest first, and its steps. @param {string} namespace @param {string} name */
+function useTraining(namespace, name) {
+  const batches = usePoll(url('/v1/batches', { namespace, series: name, limit: BATCHES }), 10);
+  const newest = batches.data?.batches[0];
+  return { batches, newest, steps: useSteps(namespace, newest?.id ?? null, true, name) };
+}
+
+/** @param {{route: import('./route.js').Route}} props */
+function One({ route }) {
+  const [namespace, name] = [namespaceOf(route), route.path[1]];
+  const { batches, newest, steps } = useTraining(namespace, name);
+  return html`<h1><span class="kind">Training</span> ${name}</h1>
+    <${Loaded} of=${batches} what="batches of the training">${(/** @type {any} */ d) => (d.batches.length === 0
+      ? html`<p class="empty">No batch of the series ${name} is stored in this namespace. A batch is deleted some time after it ended.</p>`
+      : html`${steps.data && html`<${Head} d=${d} sums=${sumsOf(steps.data.steps)} newest=${newest} namespace=${namespace} />`}
+        <${StepCharts} answers=${[{ name, answer: steps }]} />
+        <${BatchesOf} batches=${d.batches} namespace=${namespace} />`)}<//>`;
+}
+
+/** Groups with a verdict, without the faulty ones. @param {any} s */
+const verdicts = (s) => s.groups + s.all_low + s.all_high + s.other;
+
+/** Sums and means over training steps. @param {any[]} steps */
+export function sumsOf(steps) {
+  const sum = (/** @type {(s: any) => number} */ of) => steps.reduce((n, s) => n + of(s), 0);
+  /** @param {string} of @param {string} weight */
+  const mean = (of, weight) => share(sum((s) => (s[of] ?? 0) * s[weight]), sum((s) => (known(s[of]) ? s[weight] : 0)));
+  const [delivered, wasted, tokens] = [sum((s) => s.groups), sum((s) => s.wasted_tokens), sum((s) => (s.tokens_mean ?? 0) * s.rollouts)];
+  const [low, high, other] = [sum((s) => s.all_low), sum((s) => s.all_high), sum((s) => s.other)];
+  return {
+    steps: steps.length, delivered, low, high, other, wasted, tokens, faulty: sum((s) => s.faulty), reward: mean('judged_reward_mean', 'judged_rollouts'),
+    informative: share(sum((s) => (s.informative_share ?? 0) * verdicts(s)), sum((s) => (known(s.informative_share) ? verdicts(s) : 0))), wastedShare: share(wasted, wasted + tokens), staleness: mean('staleness_mean', 'groups'),
+    length: mean('tokens_mean', 'rollouts'), toolCalls: mean('tool_calls_mean', 'rollouts'), seconds: mean('seconds_mean', 'rollouts'),
+    last: [...steps].reverse().find((s) => known(s.judged_reward_mean))?.judged_reward_mean,
+  };
+}
+
+/** @type {[string, (s: ReturnType<typeof sumsOf>) => string][]} */
+const ROWS = [
+  ['Training steps', (s) => count(s.steps)], ['Mean reward', (s) => decimal(s.reward)], ['Reward of the last step', (s) => decimal(s.last)], ['Informative', (s) => percent(s.informative)],
+  ['Delivered groups', (s) => count(s.delivered)], ['Held back', (s) => `${count(s.low)} all low, ${count(s.high)} all high, ${count(s.other)} other`], ['Faulty', (s) => count(s.faulty)],
+  ['Wasted tokens', (s) => `${count(s.wasted)} (${percent(s.wastedShare)})`], ['Staleness', (s) => decimal(s.staleness)],
+  ['Tokens of a rollout', (s) => count(s.length)], ['Tool calls of a rollout', (s) => decimal(s.toolCalls)], ['Time of a rollout', (s) => duration(s.seconds)],
+];
+
+/** @param {{d: any, sums: ReturnType<typeof sumsOf>, newest: any, namespace: string}} props */
+function Head({ d, sums, newest, namespace }) {
+  const bias = newest.series_bias;
+  return html`<${Facts} pairs=${[
+    ['Pool', html`<a href=${link(['pools', 'RolloutPool', newest.pool], { ns: ns(namespace) })}>${newest.pool}</a>`], ['Dataset', newest.dataset ?? 'tasks of its own'], ['Batches', `${count(d.batches.length)}${d.batches.length >= BATCHES ? ' or more' : ''}`],
+    ...ROWS.map(([name, of]) => [name, of(sums)]),
+    ['Bias', bias.seconds === null ? UNKNOWN : `tokens ${decimal(bias.tokens)}, turns ${decimal(bias.turns)}, seconds ${decimal(bias.seconds)}`],
+  ]} /><p class="dim">The mean reward is over all groups with a verdict, also those that were held back.</p>`;
+}
+
+/** @param {{batches: any[], namespace: string}} props */
+function BatchesOf({ batches, namespace }) {
+  return html`<section aria-labelledby="of"><h2 id="of">Batches of the training, newest first</h2>
+    <p><a href=${link(['rollouts'], { ns: ns(namespace), prefix: `${batches[0].series}-g` })}>All rollouts of the training</a></p>
+    <${Table} caption="Batches of the training" rows=${batches} keyOf=${(/** @type {any} */ b) => b.id} columns=${[
+      { head: 'Batch', main: true, cell: (/** @type {any} */ b) => html`<a href=${link(['batches', b.id], { ns: ns(namespace) })}>${b.id}</a>` },
+      { head: 'Status', cell: (/** @type {any} */ b) => html`<${Mark} word=${b.status} />` }, { head: 'Mean reward', figure: true, cell: (/** @type {any} */ b) => decimal(b.reward_mean) },
+      { head: 'Delivered', figure: true, cell: (/** @type {any} */ b) => count(b.delivered) }, { head: 'Carried in', figure: true, title: 'unfinished groups taken over from earlier batches', cell: (/** @type {any} */ b) => count(b.carried_in) },
+      { head: 'To target', figure: true, cell: (/** @type {any} */ b) => duration(b.seconds_to_target) }, { head: 'Created', cell: (/** @type {any} */ b) => html`<${Time} at=${b.created_at} />` },
+    ]} /></section>`;
+}
+
+/** @param {{route: import('./route.js').Route}} props */
+function Two({ route }) {
+  const [namespace, first, second] = [namespaceOf(route), route.path[1], route.path[2]];
+  const found = [useTraining(namespace, first), useTraining(namespace, second)];
+  return html`<${SideBySide} kind="trainings" title="Trainings" names=${[first, second]} namespace=${namespace} rows=${ROWS} steps=${found.map((t) => t.steps)}
+    of=${found.map((t) => ({ ...t.steps, data: t.steps.data && sumsOf(t.steps.data.steps), error: t.steps.error ?? t.batches.error }))}
+    none=${found.map((t) => t.batches.data?.batches.length === 0)} />`;
+}
