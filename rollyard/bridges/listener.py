@@ -25,6 +25,8 @@ _USERS = web.AppKey("users", PeerUsers)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 BODY_SECONDS = 60.0
 """Seconds within which a body must arrive."""
+END_SECONDS = 0.1
+"""Seconds for which open requests may go on after the end has begun. For aiohttp 0 means without a limit."""
 MAX_DEPTH = 100
 """Nested lists and objects of a body. The server reads a few more."""
 
@@ -66,7 +68,7 @@ async def serve(routes: Sequence[web.RouteDef], address: LoopbackAddress, ready:
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_same_user_only, _answer_refusals])
     app[_USERS] = PeerUsers()
     app.add_routes(list(routes))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_SECONDS)
     await runner.setup()
     try:
         site = web.TCPSite(runner, address.host, address.port)

@@ -26,6 +26,8 @@ LINGER_SECONDS = 1.0
 """Seconds for which the proxy still reads after a refusal, so that the caller can send its body and read the response."""
 READER_SECONDS = 120.0
 """Seconds after which the kernel ends a connection whose browser takes nothing of an answer."""
+END_SECONDS = 0.1
+"""Seconds for which open answers may go on after the end has begun. For aiohttp 0 means without a limit."""
 MAX_UNTRUSTED = 128
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -79,7 +81,7 @@ async def listen(
         keepalive_timeout=HEADER_SECONDS,
         lingering_time=LINGER_SECONDS,
     )
-    runner = web.ServerRunner(serving, shutdown_timeout=0)
+    runner = web.ServerRunner(serving, shutdown_timeout=END_SECONDS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     create = asyncio.get_running_loop().create_server

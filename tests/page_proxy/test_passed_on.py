@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rollyard.api import page
-from rollyard.client.kubeconfig import Context
+from rollyard.client.kubeconfig import Context, load_context
 from rollyard.page_proxy import handler
 from simulation.serving import serve_app
 from tests.page_proxy.conftest import RunningProxy, start
@@ -182,4 +182,14 @@ async def test_too_many_open_streams_are_refused_until_one_ends(
 
     await until(free)
     for stream in streams:
+        await stream.close()
+
+
+async def test_the_end_waits_for_no_open_stream(yard: Yard) -> None:
+    async with AsyncExitStack() as stack:
+        proxy = await start(load_context(yard.data / "admin.kubeconfig"), stack)
+        stream = await Stream.open(proxy, "/v1/changes")
+        await stream.until(b"\r\n\r\n")
+        async with asyncio.timeout(30):
+            await stack.aclose()
         await stream.close()
