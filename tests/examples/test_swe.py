@@ -66,7 +66,8 @@ async def test_slurm_takes_the_pools_of_the_recipe(new_cluster: NewCluster, tmp_
     assert "would submit 15 jobs of 1 node, 16 CPUs, 2 GPUs, 200G of memory for up to 04:00:00 in partition gpu" in out
     assert "rolloutpool/swe created (server dry run)" in out
     assert "would submit 4 jobs of 1 node, 64 CPUs, 0 GPUs, 400G of memory for up to 04:00:00 in partition cpu" in out
-    assert err == ""
+    (line,) = err.splitlines()  # the nodes of a real cluster have the model's folder, and this machine has not
+    assert line.startswith("Warning: this machine has no /shared/models/")
     assert await yard.jobs() == []
     await end(yard)
 

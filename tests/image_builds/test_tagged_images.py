@@ -77,7 +77,7 @@ def test_a_wrong_tag_is_refused_with_what_one_can_write() -> None:
         (("--tag", "../up"), "is not a name of a built image: write NAME or NAME:TAG"),
         (("--tag", "a:b:c"), "is not a name of a built image"),
         (("--shared", "/"), "--shared needs --tag NAME"),
-        (("--tag", "a", "--shared", "/nowhere"), "--shared: there is no folder /nowhere"),
+        (("--tag", "a", "--shared", "/nowhere"), "Directory '/nowhere' does not exist"),
     ):
         done = CliRunner().invoke(build, ["/nowhere", *words])
         assert done.exit_code == 2
