@@ -54,4 +54,4 @@ async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yar
         assert words[:3] == [("INIT", "Queued"), ("INIT", "Leased"), ("RUN", "StageBegun")]
         assert ("RUN", "EndpointMoved") in words
         assert words[-2:] == [("EVAL", "StageBegun"), ("EVAL", "Ended")]
-        assert f"Ended{' ' * 11}{one.status.value}, reward {one.reward:g}; INIT" in out
+        assert f"Ended{' ' * 11}{one.status.value}, reward {one.reward:g}; at work: INIT" in out

@@ -171,9 +171,15 @@ async def test_too_many_open_streams_are_refused_until_one_ends(
     proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler, "MAX_OPEN", 3)
-    streams = [await Stream.open(proxy, "/v1/rollouts/stream") for _ in range(3)]
-    for stream in streams:
-        await stream.until(b": rollouts\n\n")
+
+    async def opened() -> Stream | None:  # requests of the test before may be open still
+        stream = await Stream.open(proxy, "/v1/rollouts/stream")
+        if (await stream.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"):
+            return stream
+        await stream.close()
+        return None
+
+    streams = [await until(opened) for _ in range(3)]
     assert (await proxy.read("/v1/endings")).startswith(b"HTTP/1.1 429")
     await streams.pop().close()
 
