@@ -1,7 +1,7 @@
 """Rollouts for trainers: request and view. The fields are snake_case, because trainers are Python programs.
 
 A rollout is one accepted request for one trajectory of one task. It may take several attempts. Each rollout ends in
-exactly one terminal record.
+exactly one terminal record. One file, because a view repeats the fields of its request.
 """
 
 from __future__ import annotations

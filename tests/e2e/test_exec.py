@@ -206,9 +206,11 @@ async def test_a_shell_on_a_terminal_has_its_size_its_keys_and_its_end(site: Sit
         one.resize(40, 120)
         one.type("until [ \"$(stty size)\" = '40 120' ]; do :; done; echo resi''zed\n")
         await one.until(r"resized[^$]*\$ ")  # what is typed before the prompt may lose its first key
-        one.type("sleep 1000\n")
-        await one.until("sleep")
-        one.type("\x03echo inter''rupted\n")
+        one.type("echo re''ady; sleep 1000\n")
+        await one.until("ready")
+        one.type("\x03")
+        await one.until(r"\$ ")
+        one.type("echo inter''rupted\n")
         await one.until("interrupted")
         one.type("exit 5\n")
         assert await one.end() == 5

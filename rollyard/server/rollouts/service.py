@@ -1,6 +1,7 @@
 """The rollouts service: accepts rollouts, takes leases back, ends rollouts, and informs waiting callers.
 
-Rollouts are in the store. The service itself keeps the leases' expiry times, completion rates and waiting callers.
+Rollouts are in the store. The service itself keeps the leases' expiry times, completion rates and waiting callers. It is one
+file, because each end of a rollout changes all three.
 """
 
 from __future__ import annotations
