@@ -167,28 +167,22 @@ async def test_what_a_server_adds_does_not_reach_the_browser(tmp_path: Path) -> 
         assert not {"Cookie", "X-Forwarded-For", "Origin"} & set(first.headers)
 
 
-async def test_too_many_open_streams_are_refused_until_one_ends(
-    proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_open_streams_are_refused_until_one_ends(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "MAX_OPEN", 3)
+    async with AsyncExitStack() as stack:  # a proxy of its own: tabs of other tests have streams
+        proxy = await start(load_context(yard.data / "admin.kubeconfig"), stack)
+        streams = [await Stream.open(proxy, "/v1/rollouts/stream") for _ in range(3)]
+        for stream in streams:
+            await stream.until(b": rollouts\n\n")
+        assert (await proxy.read("/v1/endings")).startswith(b"HTTP/1.1 429")
+        await streams.pop().close()
 
-    async def opened() -> Stream | None:  # requests of the test before may be open still
-        stream = await Stream.open(proxy, "/v1/rollouts/stream")
-        if (await stream.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"):
-            return stream
-        await stream.close()
-        return None
+        async def free() -> bool:
+            return (await proxy.read("/v1/endings")).startswith(b"HTTP/1.1 200")
 
-    streams = [await until(opened) for _ in range(3)]
-    assert (await proxy.read("/v1/endings")).startswith(b"HTTP/1.1 429")
-    await streams.pop().close()
-
-    async def free() -> bool:
-        return (await proxy.read("/v1/endings")).startswith(b"HTTP/1.1 200")
-
-    await until(free)
-    for stream in streams:
-        await stream.close()
+        await until(free)
+        for stream in streams:
+            await stream.close()
 
 
 async def test_the_end_waits_for_no_open_stream(yard: Yard) -> None:
