@@ -29,6 +29,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/evaluations/{name}", _get),
         web.get("/v1/evaluations/{name}/tasks", _tasks),
         web.get("/v1/evaluations/{name}/comparison", _comparison),
+        web.post("/v1/evaluations/{name}/repeat", _repeat),
         web.delete("/v1/evaluations/{name}", _delete),
     ]
 
@@ -84,6 +85,18 @@ async def _comparison(request: web.Request) -> web.Response:
     first = await _with_results(services, _key(request))
     second = await _with_results(services, EvaluationKey(namespace_of(request), other))
     return await _answer(lambda: comparison(first, second, solved_at))
+
+
+@accepts("namespace")
+async def _repeat(request: web.Request) -> web.Response:
+    """Make room for other rollouts in the places of those that do not count: those without a reward, and those of another
+    weights version. The client submits them. Nothing is done while the evaluation is running."""
+    services, key = request.app[SERVICES], _key(request)
+    if await services.store.evaluations.repeat_uncounted(key) is None:
+        raise _not_found(key)
+    stored = await _find(services, key)
+    found = summary(stored, await services.store.evaluations.tally(stored))
+    return web.json_response(found.model_dump(mode="json"))
 
 
 @accepts("namespace")

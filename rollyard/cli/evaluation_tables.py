@@ -39,7 +39,7 @@ def view_lines(view: EvaluationView) -> list[str]:
         f"evaluation {request.name}: {view.state.value}, {view.ended} of {total} rollouts ended",
         f"{request.tasks} tasks{source} (sha256 {request.tasks_digest[:12]}…) x {request.k}, pool {request.pool}, "
         f"weights {_weights(view)}",
-        f"{view.scored} with a reward, {_faults(view.faults)}",
+        f"{view.scored} with a reward, {_faults(view.faults)}{_repeated(view)}",
     ]
     if view.other_version:
         lines.append(f"{view.other_version} sampled by other weights than {request.weights_version}; they do not count")
@@ -142,6 +142,10 @@ def _weights(found: EvaluationSummary) -> str:
 
 def _faults(faults: Mapping[str, int]) -> str:
     return f"{sum(faults.values())} faults" + (f" ({_reasons(faults)})" if faults else "")
+
+
+def _repeated(view: EvaluationSummary) -> str:
+    return f"; {view.repeated} others did not count and were repeated" if view.repeated else ""
 
 
 def _reasons(faults: Mapping[str, int]) -> str:

@@ -53,6 +53,9 @@ def eval_() -> None:
     "--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter, such as max_tokens=512"
 )
 @click.option("--image", help="sandbox image of the tasks that name none  [default: the image of the pool]")
+@click.option(
+    "--rerun-faulty", is_flag=True, help="if all rollouts have ended: repeat those that ended without counting"
+)
 @BY
 @SOLVED_AT
 @FORM
@@ -69,6 +72,7 @@ async def run(
     temperature: float | None,
     sampling: tuple[str, ...],
     image: str | None,
+    rerun_faulty: bool,
     by: str | None,
     solved_at: float | None,
     form: str,
@@ -83,16 +87,20 @@ async def run(
     base, views = name or f"{pool}-{tasks_digest(tasks)[:8]}", list[EvaluationView]()
     for version, folder in _versions(weights):
         named = base if version is None else f"{base}-{version.replace('+', '_')}"
-        completed = await _is_completed(client, namespace, named)
-        if version is not None and not completed:
+        left = await _left(client, namespace, named, len(tasks) * k, rerun_faulty=rerun_faulty)
+        if version is not None and left:
             await _serve(client, namespace, pool, version, folder, named, force=force)
-        click.echo(_opening(named, len(tasks), k, completed=completed), err=True)
-        with counted_progress(len(tasks) * k) as progress:
+        click.echo(_opening(named, len(tasks), k, left), err=True)
+        with counted_progress(max(left, 1)) as progress:
             ended = await client.evaluate(
                 tasks, namespace, pool=pool, k=k, name=named, source=source, weights_version=version,
-                sampling=parameters, progress=lambda trajectory: progress(""),
+                sampling=parameters, rerun_faulty=rerun_faulty, progress=lambda trajectory: progress(""),
             )  # fmt: skip
         views.append(await client.evaluation(ended.request.name, namespace, by=by, solved_at=solved_at))
+        if uncounted := ended.ended - ended.scored:
+            click.echo(
+                f"{uncounted} rollouts do not count; the same command with --rerun-faulty repeats them", err=True
+            )
     first, *others = (view.request.name for view in views)
     comparisons = [await client.compare_evaluations(first, other, namespace, solved_at=solved_at) for other in others]
     if form == "json":
@@ -194,17 +202,21 @@ def _versions(words: str | None) -> list[tuple[str | None, str | None]]:
     return [(version, folder or None) for version, _, folder in parts]
 
 
-async def _is_completed(client: AsyncClient, namespace: str, name: str) -> bool:
+async def _left(client: AsyncClient, namespace: str, name: str, total: int, *, rerun_faulty: bool) -> int:
+    """Return how many of an evaluation's rollouts are still to end."""
     try:
-        return (await client.evaluation(name, namespace)).state is EvaluationState.COMPLETED
+        found = await client.evaluation(name, namespace)
     except NotFound:
-        return False
+        return total
+    repeats = rerun_faulty and found.state is EvaluationState.COMPLETED
+    return max(0, total - (found.scored if repeats else found.ended))
 
 
-def _opening(name: str, tasks: int, k: int, *, completed: bool) -> str:
+def _opening(name: str, tasks: int, k: int, left: int) -> str:
     text = f"evaluation {name}: {tasks} tasks x {k} = {tasks * k} rollouts"
-    if completed:
+    if not left:
         return f"{text}, which have all ended earlier. A new --name runs them again"
+    text += "" if left == tasks * k else f", {left} left"
     return f"{text}. If it is interrupted, the same command goes on; `rollyard eval delete {name}` cancels it"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from rollyard.kinds.evaluation import (
     EvaluationState,
     EvaluationSummary,
     EvaluationView,
+    RunPlace,
     tasks_digest,
 )
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling
@@ -45,13 +47,16 @@ class EvaluationClient(RolloutClient, BatchClient):
         sampling: Sampling | None = None,
         agent: AgentSpec | None = None,
         budgets: Budgets | None = None,
+        rerun_faulty: bool = False,
         progress: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> EvaluationView:
         """Run each task k times; return the evaluation when all rollouts have ended.
 
         `tasks`: name of a dataset, or tasks. Equal tasks count once. `name`: name of the evaluation; the default follows from
         the pool and the tasks. `source`: name of the tasks' origin, for people. `weights_version`: the only version that
-        counts; the pool must serve it. `progress`: called after each rollout's end.
+        counts; the pool must serve it. `rerun_faulty`: if all rollouts have ended, first repeat those that do not count: those
+        without a reward, and those of another weights version. `progress`: called after the end of each rollout that had not
+        ended before.
 
         Waits without a time limit, even while the server is unreachable. A program that was killed and calls this again with
         the same arguments goes on. Raises Invalid, NotFound, and Conflict as `create_evaluation`.
@@ -66,13 +71,21 @@ class EvaluationClient(RolloutClient, BatchClient):
             "name": name or f"{pool}-{digest[:8]}", "pool": pool, "dataset": source, "tasks": len(chosen),
             "tasks_digest": digest, "k": k, **{field: value for field, value in given.items() if value is not None},
         })  # fmt: skip
-        created = await self.create_evaluation(request, namespace)
-        if created.state is not EvaluationState.COMPLETED:
+        found = await self.create_evaluation(request, namespace)
+        if rerun_faulty:
+            found = await self._repeat(request.name, namespace)
+        if found.state is not EvaluationState.COMPLETED:
             variant = Variant(EVALUATED, request.rollout_fields())
-            runs = RepeatedRuns(request.name, pool, chosen, [variant], k)
+            known = await self.evaluated_tasks(request.name, namespace) if found.ended or found.repeated else []
+            runs = RepeatedRuns(request.name, pool, chosen, [variant], k, _unfinished(known))
             async for _, trajectory in runs.ended(self, namespace):
                 progress(trajectory)
         return await self.evaluation(request.name, namespace)
+
+    async def _repeat(self, name: str, namespace: str | None) -> EvaluationSummary:
+        """Make room for other rollouts in the places of those that do not count, unless the evaluation is running."""
+        path = f"/v1/evaluations/{name}/repeat"
+        return EvaluationSummary.model_validate(await self._http.json("POST", path, query=self._http.query(namespace)))
 
     async def evaluations(self, namespace: str | None = None) -> list[EvaluationSummary]:
         """List the newest evaluations, newest first."""
@@ -104,6 +117,15 @@ class EvaluationClient(RolloutClient, BatchClient):
     async def delete_evaluation(self, name: str, namespace: str | None = None) -> None:
         """Delete an evaluation with its results, and cancel its unfinished rollouts. Ended rollouts stay. Raises NotFound."""
         await self._http.json("DELETE", f"/v1/evaluations/{name}", query=self._http.query(namespace))
+
+
+def _unfinished(tasks: Iterable[EvaluatedTask]) -> Callable[[str], str | None]:
+    """Return the function from a run's id to the id of its rollout; None for a run that has ended."""
+    ended = {RunPlace.of(id).run for task in tasks for id in task.rollouts}
+    repeats = Counter[str]()
+    for place in (RunPlace.of(id) for task in tasks for id in task.repeated):
+        repeats[place.run] = max(repeats[place.run], place.repeat + 1)
+    return lambda run: None if run in ended else RunPlace(run, repeats[run]).id
 
 
 def _text(number: float | None) -> str | None:

@@ -7,7 +7,7 @@ those that the server has, and adds the others.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,8 @@ class RepeatedRuns:
     variants: Sequence[Variant]
     times: int
     """Number of runs of each variant of a task."""
+    ids: Callable[[str], str | None] = lambda id: id
+    """Id of a run -> id of the rollout that stands for it now; None for a run that needs none."""
 
     def __len__(self) -> int:
         return len(self.tasks) * len(self.variants) * self.times
@@ -53,7 +55,9 @@ class RepeatedRuns:
             begin = f"{self.name}.{task.digest}"
             for variant in self.variants:
                 for number in range(self.times):
-                    id = f"{begin}.{variant.name}.{number}"
+                    id = self.ids(f"{begin}.{variant.name}.{number}")
+                    if id is None:
+                        continue
                     request = {"id": id, "pool": self.pool, "task": task, "group": self.name, **variant.fields}
                     yield Run(task, variant.name, number), RolloutRequest.model_validate(request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -69,6 +70,25 @@ def tasks_digest(tasks: Iterable[Task]) -> str:
     return hashlib.sha256("\n".join(sorted(task.digest for task in tasks)).encode()).hexdigest()
 
 
+class RunPlace(NamedTuple):
+    """Place of a rollout in its evaluation."""
+
+    run: str
+    """Id of the first rollout of a run. A run is one of the k of a task."""
+    repeat: int
+    """Number of rollouts of this run before this one. Each of them ended without counting."""
+
+    @classmethod
+    def of(cls, rollout: str) -> RunPlace:
+        """Read a rollout's id: NAME.TASK.eval.NUMBER, or NAME.TASK.eval.NUMBER.REPEAT."""
+        before, _, last = rollout.rpartition(".")
+        return cls(before, int(last)) if re.search(r"\.[0-9]+$", before) and last.isdecimal() else cls(rollout, 0)
+
+    @property
+    def id(self) -> str:
+        return f"{self.run}.{self.repeat}" if self.repeat else self.run
+
+
 class EvaluationState(StrEnum):
     RUNNING = "Running"
     """Some of the rollouts have not ended, or are not submitted yet."""
@@ -122,13 +142,15 @@ class EvaluationSummary(WireModel):
     ended_at: float | None
     """Time at which the last rollout ended; null while the evaluation is running."""
     ended: int
-    """Rollouts that have ended."""
+    """Rollouts that have ended, without those that are repeated."""
     scored: int
     """Rollouts with a reward. The statistics are about these."""
     faults: dict[str, int]
     """Reason -> rollouts that ended without a reward. They are in no mean."""
     other_version: int
     """Rollouts that another version than `weights_version` sampled. They are in no mean."""
+    repeated: int = 0
+    """Rollouts that ended without counting, and in whose places other rollouts are."""
     weights_versions: dict[str, int]
     """Weights version -> rollouts that it sampled."""
     mean_reward: float | None
@@ -157,7 +179,9 @@ class EvaluatedTask(WireModel):
     faults: dict[str, int] = {}
     other_version: int = 0
     rollouts: list[str]
-    """Ids of all rollouts that have ended."""
+    """Ids of the rollouts that have ended, without those that are repeated."""
+    repeated: list[str] = []
+    """Ids of the rollouts in whose places other rollouts are."""
 
 
 class EvaluatedTasks(WireModel):

@@ -48,6 +48,7 @@ function Head({ e, namespace }) {
   ]} />
   <p class="dim">Intervals have 95 %. A task counts as solved from the reward ${decimal(e.solved_at)} on. A rollout without a reward is in no mean.</p>
   ${e.other_version > 0 && html`<p class="problem">${count(e.other_version)} rollouts were sampled by another version than the evaluation asks for. They are in no mean.</p>`}
+  ${e.repeated > 0 && html`<p class="dim">${count(e.repeated)} rollouts did not count and were repeated. They are in no other number.</p>`}
   ${faults.length > 0 && html`<h3>Rollouts without a reward, by reason</h3><${Facts} pairs=${faults.map(([reason, n]) => [reason, count(n)])} />`}`;
 }
 

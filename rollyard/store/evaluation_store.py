@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.base import evolve
-from rollyard.kinds.evaluation import EVALUATED, EvaluationKey, EvaluationRequest
+from rollyard.kinds.evaluation import EVALUATED, EvaluationKey, EvaluationRequest, RunPlace
 from rollyard.kinds.rollout import Status
 from rollyard.store import row_codec
 from rollyard.store.base import RolloutRecord
 from rollyard.store.read_connections import Readers
 from rollyard.store.writer import Writer, WriteUnit
 
-_RESULT = "task, rollout, kind, metadata, status, reason, reward, weights_version, finished_at"
+_RESULT = "task, rollout, kind, metadata, status, reason, reward, weights_version, finished_at, repeated"
 _INSERT = (
     "INSERT OR REPLACE INTO evaluation_results (namespace, evaluation, task, rollout, kind, metadata, status, reason, reward, "
     'weights_version, tokens, turns, seconds, finished_at) SELECT namespace, "group", task, id, task_kind, metadata, status, '
@@ -51,6 +51,8 @@ class EvaluationResult(NamedTuple):
     reward: float | None
     weights_version: str | None
     finished_at: float
+    repeated: bool = False
+    """Whether another rollout takes the place of this one."""
 
 
 class EvaluationTally(NamedTuple):
@@ -62,10 +64,15 @@ class EvaluationTally(NamedTuple):
     faults: Mapping[str, int] = {}
     """Reason, else status, of the results without a reward -> their number."""
     other_version: int = 0
+    repeated: int = 0
+    """Results in whose places other rollouts are. They are in no other count."""
     weights_versions: Mapping[str, int] = {}
     mean_reward: float | None = None
     """Mean over the tasks' means of the results that count."""
     last_finished_at: float | None = None
+
+    def is_complete(self, request: EvaluationRequest) -> bool:
+        return self.ended >= request.tasks * request.k
 
 
 class EvaluationStore:
@@ -95,6 +102,14 @@ class EvaluationStore:
     async def results(self, key: EvaluationKey) -> list[EvaluationResult]:
         """Return all results, in order of the tasks and the rollouts' ids."""
         return await self._readers.call(partial(results, key=key))
+
+    async def repeat_uncounted(self, key: EvaluationKey) -> int | None:
+        """If all rollouts have ended, make room for others in the places of those that do not count; return their number.
+
+        None if there is no such evaluation. While some have not ended, nothing is done, so a caller that was interrupted
+        may call this again.
+        """
+        return await self._writer.call(partial(_repeat_uncounted, key))
 
     async def delete(self, key: EvaluationKey) -> bool:
         """Delete an evaluation with its results; return whether it was there."""
@@ -128,20 +143,22 @@ def newest(db: sqlite3.Connection, namespace: str, limit: int) -> list[tuple[Sto
 def tally(db: sqlite3.Connection, stored: StoredEvaluation) -> EvaluationTally:
     key, pinned = (stored.namespace, stored.request.name), stored.request.weights_version
     counts = db.execute(
-        "SELECT reward IS NULL, coalesce(reason, status), weights_version, count(*), max(finished_at) "
-        "FROM evaluation_results WHERE namespace = ? AND evaluation = ? GROUP BY 1, 2, 3",
+        "SELECT repeated, reward IS NULL, coalesce(reason, status), weights_version, count(*), max(finished_at) "
+        "FROM evaluation_results WHERE namespace = ? AND evaluation = ? GROUP BY 1, 2, 3, 4",
         key,
     ).fetchall()
-    faults, versions, counted = Counter[str](), Counter[str](), 0
-    for is_fault, why, version, count, _ in counts:
-        if is_fault:
+    faults, versions, counted, repeated = Counter[str](), Counter[str](), 0, 0
+    for is_repeated, is_fault, why, version, count, _ in counts:
+        if is_repeated:
+            repeated += count
+        elif is_fault:
             faults[why] += count
         else:
             versions[str(version)] += count
             counted += count if pinned in (None, version) else 0
     (mean,) = db.execute(
         "SELECT avg(mean) FROM (SELECT avg(reward) AS mean FROM evaluation_results WHERE namespace = ? AND evaluation = ? "
-        "AND reward IS NOT NULL AND (? IS NULL OR weights_version = ?) GROUP BY task)",
+        "AND NOT repeated AND reward IS NOT NULL AND (? IS NULL OR weights_version = ?) GROUP BY task)",
         (*key, pinned, pinned),
     ).fetchone()
     return EvaluationTally(
@@ -149,6 +166,7 @@ def tally(db: sqlite3.Connection, stored: StoredEvaluation) -> EvaluationTally:
         scored=counted,
         faults=dict(faults.most_common()),
         other_version=versions.total() - counted,
+        repeated=repeated,
         weights_versions=dict(versions.most_common()),
         mean_reward=mean,
         last_finished_at=max((at for *_, at in counts), default=None),
@@ -159,7 +177,7 @@ def results(db: sqlite3.Connection, key: EvaluationKey) -> list[EvaluationResult
     rows: Sequence[tuple[str, ...]] = db.execute(
         f"SELECT {_RESULT} FROM evaluation_results WHERE namespace = ? AND evaluation = ? ORDER BY task, rollout", key
     ).fetchall()
-    return [EvaluationResult(*row)._replace(status=Status(row[4])) for row in rows]  # type: ignore[arg-type]
+    return [EvaluationResult(*row)._replace(status=Status(row[4]), repeated=bool(row[9])) for row in rows]  # type: ignore[arg-type]
 
 
 def _create(namespace: str, request: EvaluationRequest, now: float, unit: WriteUnit) -> bool:
@@ -179,7 +197,37 @@ def _create(namespace: str, request: EvaluationRequest, now: float, unit: WriteU
         f'{_INSERT} INDEXED BY rollouts_finished_group WHERE namespace = ? AND "group" = ? AND {_OF_EVALUATION}',
         (namespace, request.name),
     )
+    _mark_repeated(unit.db, EvaluationKey(namespace, request.name))
     return True
+
+
+def _mark_repeated(db: sqlite3.Connection, key: EvaluationKey) -> None:
+    """Mark the results of rollouts that a later one of the same run has replaced."""
+    newest: dict[str, tuple[int, EvaluationResult]] = {}
+    replaced = list[EvaluationResult]()
+    for result in results(db, key):
+        run, repeat = RunPlace.of(result.rollout)
+        there = newest.get(run)
+        if there is not None:
+            replaced.append(there[1] if there[0] < repeat else result)
+        if there is None or there[0] < repeat:
+            newest[run] = (repeat, result)
+    db.executemany(
+        "UPDATE evaluation_results SET repeated = 1 WHERE namespace = ? AND evaluation = ? AND task = ? AND rollout = ?",
+        [(*key, result.task, result.rollout) for result in replaced],
+    )
+
+
+def _repeat_uncounted(key: EvaluationKey, unit: WriteUnit) -> int | None:
+    stored = get(unit.db, key)
+    if stored is None or not tally(unit.db, stored).is_complete(stored.request):
+        return None if stored is None else 0
+    pinned = stored.request.weights_version
+    return unit.db.execute(
+        "UPDATE evaluation_results SET repeated = 1 WHERE namespace = ? AND evaluation = ? AND NOT repeated "
+        "AND (reward IS NULL OR (? IS NOT NULL AND weights_version IS NOT ?))",
+        (*key, pinned, pinned),
+    ).rowcount
 
 
 def _delete(key: EvaluationKey, unit: WriteUnit) -> bool:

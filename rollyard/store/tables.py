@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 37
+SCHEMA = 38
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -217,11 +217,12 @@ CREATE TABLE evaluations (
     seq INTEGER PRIMARY KEY,
     namespace TEXT NOT NULL, name TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL, UNIQUE (namespace, name)
 );
--- Results of evaluations' rollouts. They are inserted when a rollout ends, and outlive the rollouts.
+-- Results of evaluations' rollouts. They are inserted when a rollout ends, and outlive the rollouts. `repeated`: whether
+-- another rollout takes the place of this one.
 CREATE TABLE evaluation_results (
     namespace TEXT NOT NULL, evaluation TEXT NOT NULL, task TEXT NOT NULL, rollout TEXT NOT NULL,
     kind TEXT NOT NULL, metadata TEXT NOT NULL, status TEXT NOT NULL, reason TEXT, reward REAL, weights_version TEXT,
-    tokens INTEGER, turns INTEGER, seconds REAL, finished_at REAL,
+    tokens INTEGER, turns INTEGER, seconds REAL, finished_at REAL, repeated INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (namespace, evaluation, task, rollout)
 ) WITHOUT ROWID;
 

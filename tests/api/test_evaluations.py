@@ -11,7 +11,7 @@ import pytest
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import BadRequest, Conflict, Invalid, NotFound
-from rollyard.kinds.evaluation import EvaluationState, EvaluationView
+from rollyard.kinds.evaluation import EvaluationState, EvaluationView, RunPlace
 from rollyard.kinds.rollout import RolloutRequest, Sampling, Status
 from rollyard.kinds.task import Task
 from rollyard.store.base import RolloutRecord
@@ -32,7 +32,7 @@ Play = Callable[[int, int], Played]
 
 
 def numbers(record: RolloutRecord) -> tuple[int, int]:
-    _, digest, _, number = record.id.split(".")
+    _, digest, _, number = RunPlace.of(record.id).run.split(".")
     return NUMBERS[digest], int(number)
 
 
@@ -127,6 +127,57 @@ async def test_results_outlive_the_rollouts_and_a_new_evaluation_takes_those_tha
         tasks = await client.evaluated_tasks("e")
         assert [(task.rewards, len(task.rollouts)) for task in tasks] == [([1.0, 0.0, 0.0, 0.0], 4)] * 4
         assert (await client.evaluate(TASKS, pool="swe", k=4, name="e")).created_at == kept.created_at, "nothing is run"
+
+
+async def test_what_did_not_count_is_repeated_once_and_an_interrupted_repeat_goes_on(serving: Serve) -> None:
+    played = list[str]()
+
+    def play(lost: set[tuple[int, int]]) -> Play:
+        def one(task: int, number: int) -> Played:
+            played.append(f"{task}.{number}")
+            bad = (task, number) in lost
+            return Played(status=Status.FAILED) if bad else Played(reward=float(task))
+
+        return one
+
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        first = await evaluated(api, client, "e", play({(1, 0), (1, 2), (3, 3)}))
+        assert (first.ended, first.scored, first.faults, first.repeated) == (16, 13, {"Test": 3}, 0)
+        played.clear()
+        assert (await client.evaluate(TASKS, pool="swe", k=4, name="e")).scored == 13, "only on demand"
+
+        # One of the three is repeated and fails again, one ends well, and the third is still on its way when the client ends.
+        repeat = asyncio.create_task(client.evaluate(TASKS, pool="swe", k=4, name="e", rerun_faulty=True))
+        while len([view async for view in client.rollouts(status=["Queued"])]) < 3:
+            await asyncio.sleep(0.01)
+        part = await client.evaluation("e")
+        assert (part.state, part.ended, part.faults, part.repeated) == (EvaluationState.RUNNING, 13, {}, 3)
+        repeat.cancel()
+        await PlayedPool(api.parts).play(lambda record: play({(1, 2)})(*numbers(record)), 2)
+        # The same command again, before the third ends: it does not begin with the second once more.
+        status, found = await api.ask("POST", "/v1/evaluations/e/repeat")
+        assert (status, found["state"], found["ended"], found["repeated"]) == (200, "Running", 15, 3)
+        whole = await evaluated(api, client, "e", play(set()))
+        assert sorted(played) == ["1.0", "1.2", "3.3"], "each of the three was repeated once"
+        assert (whole.state, whole.ended, whole.faults, whole.repeated) == (
+            EvaluationState.COMPLETED,
+            16,
+            {"Test": 1},
+            3,
+        )
+
+        again = await evaluated(api, client, "e", play(set()), rerun_faulty=True)
+        assert (played[3:], again.scored, again.faults, again.repeated) == (["1.2"], 16, {}, 4)
+        (task,) = [one for one in await client.evaluated_tasks("e") if NUMBERS[one.task] == 1]
+        begin = f"e.{task.task}.eval"
+        assert (task.rewards, task.repeated) == ([1.0] * 4, [f"{begin}.0", f"{begin}.2", f"{begin}.2.1"])
+        assert task.rollouts == [f"{begin}.0.1", f"{begin}.1", f"{begin}.2.2", f"{begin}.3"]
+        nothing = await client.evaluate(TASKS, pool="swe", k=4, name="e", rerun_faulty=True)
+        assert (nothing.repeated, len(played)) == (4, 4), "there is nothing to repeat"
+        await client.delete_evaluation("e")
+        taken = await client.evaluate(TASKS, pool="swe", k=4, name="e")
+        assert (taken.ended, taken.repeated, taken.statistics) == (16, 4, again.statistics)
 
 
 async def test_a_name_stands_for_one_evaluation_and_other_weights_do_not_count(serving: Serve) -> None:

@@ -274,7 +274,7 @@ async def test_a_killed_evaluation_goes_on_and_a_fault_changes_nothing_but_the_n
         evaluating = _begin(yard, words)
         assert evaluating.stderr is not None
         opening = await asyncio.to_thread(evaluating.stderr.readline)
-        assert "4 tasks x 2 = 8 rollouts. If it is interrupted, the same command goes on" in opening
+        assert "4 tasks x 2 = 8 rollouts, 1 left. If it is interrupted, the same command goes on" in opening
         gate.touch()
         out, _ = await asyncio.to_thread(evaluating.communicate)
         after = await _rollouts(client, "night")
@@ -293,6 +293,13 @@ async def test_a_killed_evaluation_goes_on_and_a_fault_changes_nothing_but_the_n
         assert (again, "which have all ended earlier" in err) == (out, True)
         out, _ = await yard.rollyard("eval", "show", "night", "--tasks")
         assert [line.split()[2] for line in out.splitlines()[-4:]] == ["0.000", "0.500", "1.000", "1.000"], out
+
+        out, err = await yard.rollyard(*words, "--rerun-faulty")
+        assert "8 rollouts, 1 left" in err
+        assert "8 with a reward, 0 faults; 1 others did not count and were repeated" in out
+        assert await _rollouts(client, "night") == {**after, f"{faulty}.1": (await client.rollout(f"{faulty}.1"))[0]}, (
+            "nothing else ran again"
+        )
 
 
 async def test_weights_versions_are_evaluated_one_after_the_other_and_compared(yard: Yard, tmp_path: Path) -> None:

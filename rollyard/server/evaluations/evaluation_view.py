@@ -50,7 +50,8 @@ def evaluated_tasks(request: EvaluationRequest, results: Sequence[EvaluationResu
 
 def _task(request: EvaluationRequest, results: Sequence[EvaluationResult]) -> EvaluatedTask:
     rewards, faults, others = list[float](), Counter[str](), 0
-    for result in results:
+    present = [result for result in results if not result.repeated]
+    for result in present:
         if result.reward is None:
             faults[result.reason or result.status.value] += 1
         elif _is_of_other_version(request, result):
@@ -64,7 +65,8 @@ def _task(request: EvaluationRequest, results: Sequence[EvaluationResult]) -> Ev
         rewards=rewards,
         faults=dict(faults.most_common()),
         other_version=others,
-        rollouts=[result.rollout for result in results],
+        rollouts=[result.rollout for result in present],
+        repeated=[result.rollout for result in results if result.repeated],
     )
 
 
@@ -97,7 +99,7 @@ def view(
 
 
 def _summary_fields(stored: StoredEvaluation, tally: EvaluationTally) -> dict[str, Any]:
-    completed = tally.ended >= stored.request.tasks * stored.request.k
+    completed = tally.is_complete(stored.request)
     return {
         "request": stored.request,
         "namespace": stored.namespace,
@@ -108,6 +110,7 @@ def _summary_fields(stored: StoredEvaluation, tally: EvaluationTally) -> dict[st
         "scored": tally.scored,
         "faults": tally.faults,
         "other_version": tally.other_version,
+        "repeated": tally.repeated,
         "weights_versions": tally.weights_versions,
         "mean_reward": tally.mean_reward,
     }
