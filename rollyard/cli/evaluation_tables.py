@@ -12,6 +12,7 @@ from rollyard.kinds.evaluation import (
     Estimate,
     EvaluatedTask,
     EvaluationComparison,
+    EvaluationRequest,
     EvaluationSummary,
     EvaluationView,
     StatisticsGroup,
@@ -27,42 +28,61 @@ def list_lines(found: Sequence[EvaluationSummary]) -> list[str]:
         request = one.request
         ended = f"{one.ended}/{request.tasks * request.k}"
         numbers = [str(request.tasks), str(request.k), ended, str(sum(one.faults.values()))]
-        rest = [_number(one.mean_reward), _weights(one), request.dataset or "-", as_text(one.created_at)]
+        rest = [_number(one.mean_reward), weights_text(one), request.dataset or "-", as_text(one.created_at)]
         rows.append([request.name, request.pool, one.state.value, *numbers, *rest])
     return align(rows)
 
 
 def view_lines(view: EvaluationView) -> list[str]:
-    request, total = view.request, view.request.tasks * view.request.k
-    source = f" of {request.dataset}" if request.dataset else ""
+    request = view.request
     lines = [
-        f"evaluation {request.name}: {view.state.value}, {view.ended} of {total} rollouts ended",
-        f"{request.tasks} tasks{source} (sha256 {request.tasks_digest[:12]}…) x {request.k}, pool {request.pool}, "
-        f"weights {_weights(view)}",
-        f"{view.scored} with a reward, {_faults(view.faults)}{_repeated(view)}",
+        f"evaluation {request.name}: {view.state.value}, {ended_text(view)}",
+        f"{tasks_text(request)}, pool {request.pool}, weights {weights_text(view)}",
+        counts_text(view),
+        *weights_notes(view),
     ]
-    if view.other_version:
-        lines.append(f"{view.other_version} sampled by other weights than {request.weights_version}; they do not count")
-    elif len(view.weights_versions) > 1:
-        shares = ", ".join(f"{version} {count}" for version, count in view.weights_versions.items())
-        lines.append(f"sampled by several weights versions: {shares}; --weights V evaluates one of them alone")
     rows = [["METRIC", "VALUE", "95 % INTERVAL", "TASKS"]]
-    rows += [[name, *_cells(estimate)] for name, estimate in _metrics(view)]
+    rows += [[name, *estimate_cells(estimate)] for name, estimate in metrics(view)]
     lines += ["", *align(rows)] if len(rows) > 1 else []
-    lines += _notes(view)
+    lines += statistics_notes(view)
     if view.by is not None:
-        lines += ["", *align(_group_rows(view.by, view.groups, request.k))]
+        lines += ["", *align(group_rows(view.by, view.groups, request.k))]
     return lines
 
 
-def _metrics(view: EvaluationView) -> list[tuple[str, Estimate]]:
+def ended_text(view: EvaluationSummary) -> str:
+    return f"{view.ended} of {view.request.tasks * view.request.k} rollouts ended"
+
+
+def tasks_text(request: EvaluationRequest) -> str:
+    source = f" of {request.dataset}" if request.dataset else ""
+    return f"{request.tasks} tasks{source} (sha256 {request.tasks_digest[:12]}…) x {request.k}"
+
+
+def counts_text(view: EvaluationSummary) -> str:
+    repeated = f"; {view.repeated} others did not count and were repeated" if view.repeated else ""
+    return f"{view.scored} with a reward, {_faults(view.faults)}{repeated}"
+
+
+def weights_notes(view: EvaluationSummary) -> list[str]:
+    """Return sentences about rollouts that different weights sampled."""
+    if view.other_version:
+        return [f"{view.other_version} sampled by other weights than {view.request.weights_version}; they do not count"]
+    if len(view.weights_versions) > 1:
+        shares = ", ".join(f"{version} {count}" for version, count in view.weights_versions.items())
+        return [f"sampled by several weights versions: {shares}; --weights V evaluates one of them alone"]
+    return []
+
+
+def metrics(view: EvaluationView) -> list[tuple[str, Estimate]]:
+    """Return the metrics that are shown, with their names."""
     found = view.statistics
-    metrics = [("mean reward", found.mean)] if found.mean is not None else []
-    metrics += [(f"pass@{k}", estimate) for k, estimate in found.pass_at.items()]
-    return metrics + [(f"pass^{k}", estimate) for k, estimate in found.pass_all.items() if k > 1]
+    named = [("mean reward", found.mean)] if found.mean is not None else []
+    named += [(f"pass@{k}", estimate) for k, estimate in found.pass_at.items()]
+    return named + [(f"pass^{k}", estimate) for k, estimate in found.pass_all.items() if k > 1]
 
 
-def _notes(view: EvaluationView) -> list[str]:
+def statistics_notes(view: EvaluationView) -> list[str]:
     found, k = view.statistics, view.request.k
     notes = []
     if found.tasks_short:
@@ -72,7 +92,7 @@ def _notes(view: EvaluationView) -> list[str]:
     return notes
 
 
-def _group_rows(by: str, groups: Sequence[StatisticsGroup], k: int) -> list[list[str]]:
+def group_rows(by: str, groups: Sequence[StatisticsGroup], k: int) -> list[list[str]]:
     several = [f"PASS@{k}", f"PASS^{k}"] if k > 1 else []
     rows = [[by.upper(), "TASKS", "ROLLOUTS", "FAULTS", "MEAN REWARD", "95 % INTERVAL", "PASS@1", *several]]
     for group in groups:
@@ -88,12 +108,24 @@ def _group_rows(by: str, groups: Sequence[StatisticsGroup], k: int) -> list[list
 def task_lines(tasks: Sequence[EvaluatedTask]) -> list[str]:
     """Return a line for each task, the hardest first."""
     rows = [["TASK", "KIND", "MEAN REWARD", "REWARDS", "FAULTS", "METADATA"]]
-    for task in sorted(tasks, key=lambda one: (_mean(one.rewards) is not None, _mean(one.rewards), one.task)):
-        faults = _reasons(task.faults) or "-"
-        rows.append(
-            [task.task, task.kind, _number(_mean(task.rewards)), _rewards(task.rewards), faults, _about(task.metadata)]
-        )
+    rows += [[*task_cells(task), _about(task.metadata)] for task in hardest_first(tasks)]
     return align(rows)
+
+
+def hardest_first(tasks: Sequence[EvaluatedTask]) -> list[EvaluatedTask]:
+    """Sort by the mean reward. Tasks without a reward come first."""
+    return sorted(tasks, key=lambda one: (_mean(one.rewards) is not None, _mean(one.rewards), one.task))
+
+
+def task_cells(task: EvaluatedTask) -> list[str]:
+    """Return digest, kind, mean reward, rewards and faults."""
+    return [
+        task.task,
+        task.kind,
+        _number(_mean(task.rewards)),
+        rewards_text(task.rewards),
+        _reasons(task.faults) or "-",
+    ]
 
 
 def comparison_lines(found: EvaluationComparison, most: int | None) -> list[str]:
@@ -105,7 +137,7 @@ def comparison_lines(found: EvaluationComparison, most: int | None) -> list[str]
     ]
     if found.mean is not None and found.pass_1 is not None:
         rows = [["METRIC", "FIRST", "SECOND", "DIFFERENCE", "95 % INTERVAL", "P"]]
-        rows += [["mean reward", *_difference(found.mean)], ["pass@1", *_difference(found.pass_1)]]
+        rows += [["mean reward", *difference_cells(found.mean)], ["pass@1", *difference_cells(found.pass_1)]]
         lines += ["", *align(rows)]
     lines.append(f"{len(found.better)} tasks are better in the second, {len(found.worse)} worse, {found.same} the same")
     rows = [["CHANGE", "TASK", "KIND", "FIRST", "SECOND", "DIFFERENCE", "METADATA"]]
@@ -119,16 +151,17 @@ def comparison_lines(found: EvaluationComparison, most: int | None) -> list[str]
 
 
 def _change(word: str, change: TaskChange) -> list[str]:
-    shown = [_rewards(change.first), _rewards(change.second), f"{change.difference:+.3f}"]
+    shown = [rewards_text(change.first), rewards_text(change.second), f"{change.difference:+.3f}"]
     return [word, change.task, change.kind, *shown, _about(change.metadata)]
 
 
-def _difference(found: Difference) -> list[str]:
+def difference_cells(found: Difference) -> list[str]:
+    """Return first, second, difference, interval and p."""
     interval = f"{found.low:+.3f} … {found.high:+.3f}"
     return [_number(found.first), _number(found.second), f"{found.difference:+.3f}", interval, f"{found.p_value:.2g}"]
 
 
-def _cells(estimate: Estimate) -> list[str]:
+def estimate_cells(estimate: Estimate) -> list[str]:
     return [_number(estimate.value), _interval(estimate), str(estimate.tasks)]
 
 
@@ -136,7 +169,7 @@ def _interval(estimate: Estimate | None) -> str:
     return "-" if estimate is None else f"{estimate.low:.3f} … {estimate.high:.3f}"
 
 
-def _weights(found: EvaluationSummary) -> str:
+def weights_text(found: EvaluationSummary) -> str:
     return found.request.weights_version or ",".join(found.weights_versions) or "-"
 
 
@@ -144,15 +177,11 @@ def _faults(faults: Mapping[str, int]) -> str:
     return f"{sum(faults.values())} faults" + (f" ({_reasons(faults)})" if faults else "")
 
 
-def _repeated(view: EvaluationSummary) -> str:
-    return f"; {view.repeated} others did not count and were repeated" if view.repeated else ""
-
-
 def _reasons(faults: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in faults.items())
 
 
-def _rewards(rewards: Sequence[float]) -> str:
+def rewards_text(rewards: Sequence[float]) -> str:
     return " ".join(f"{reward:.3g}" for reward in rewards) or "-"
 
 
@@ -164,6 +193,10 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+def metadata_text(metadata: Mapping[str, object]) -> str:
+    return json.dumps(metadata, ensure_ascii=False) if metadata else "-"
+
+
 def _about(metadata: Mapping[str, object]) -> str:
-    text = json.dumps(metadata, ensure_ascii=False) if metadata else "-"
+    text = metadata_text(metadata)
     return text if len(text) <= ABOUT_CHARS else f"{text[: ABOUT_CHARS - 1]}…"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
 
 import click
 
+from rollyard.cli.evaluation_page import comparison_page, evaluation_page
 from rollyard.cli.evaluation_tables import comparison_lines, list_lines, task_lines, view_lines
 from rollyard.cli.options import with_client
 from rollyard.cli.printable import printable
 from rollyard.cli.progress import counted_progress
 from rollyard.cli.rollout_requests import given_image, read_tasks, sampling_of
+from rollyard.cli.written_file import written_file
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.evaluation import EvaluationState, EvaluationView, tasks_digest
@@ -25,6 +28,9 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 FORM = click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output")
 SOLVED_AT = click.option("--solved-at", type=float, help="least reward of a solved task  [default: 1]")
 BY = click.option("--by", help="also statistics by `kind`, or by this name of the tasks' metadata, such as difficulty")
+HTML = click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="write one HTML file to send, without a script"
+)
 MAX_CHANGES = 20
 """Greatest number of changed tasks that a table shows of each sort."""
 
@@ -131,14 +137,26 @@ async def list_(client: AsyncClient, namespace: str, form: str) -> None:
 @click.option("--tasks", "each", is_flag=True, help="also each task, the hardest first")
 @BY
 @SOLVED_AT
+@HTML
 @FORM
 @with_client
 async def show(
-    client: AsyncClient, namespace: str, name: str, each: bool, by: str | None, solved_at: float | None, form: str
+    client: AsyncClient,
+    namespace: str,
+    name: str,
+    each: bool,
+    by: str | None,
+    solved_at: float | None,
+    html: Path | None,
+    form: str,
 ) -> None:
     """Show an evaluation with its statistics so far."""
     view = await client.evaluation(name, namespace, by=by, solved_at=solved_at)
-    tasks = await client.evaluated_tasks(name, namespace) if each else []
+    tasks = await client.evaluated_tasks(name, namespace) if each or html else []
+    if html is not None:
+        with written_file(html) as opened:
+            opened.write(evaluation_page(view, tasks))
+        return
     if form == "json":
         more = {"each": [task.model_dump(mode="json") for task in tasks]} if each else {}
         click.echo(json.dumps({**view.model_dump(mode="json"), **more}))
@@ -152,13 +170,26 @@ async def show(
 @click.argument("second")
 @click.option("--all", "every", is_flag=True, help=f"all tasks that changed, not only {MAX_CHANGES} of each sort")
 @SOLVED_AT
+@HTML
 @FORM
 @with_client
 async def compare(
-    client: AsyncClient, namespace: str, first: str, second: str, every: bool, solved_at: float | None, form: str
+    client: AsyncClient,
+    namespace: str,
+    first: str,
+    second: str,
+    every: bool,
+    solved_at: float | None,
+    html: Path | None,
+    form: str,
 ) -> None:
     """Compare two evaluations task by task: which tasks got better or worse in the second, and is it more than chance?"""
     found = await client.compare_evaluations(first, second, namespace, solved_at=solved_at)
+    if html is not None:
+        views = [await client.evaluation(name, namespace, solved_at=solved_at) for name in (first, second)]
+        with written_file(html) as opened:
+            opened.write(comparison_page(found, *views))
+        return
     if form == "json":
         click.echo(found.model_dump_json())
     else:

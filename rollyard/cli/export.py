@@ -189,11 +189,18 @@ async def evaluations(
 
         pa = load_pyarrow()
         with _new_file(output) as part:
-            pa.parquet.write_table(pa.Table.from_pylist([_flat(row) for row in rows]), part, compression="zstd")
+            pa.parquet.write_table(pa.Table.from_pylist([*map(_flat, rows)], _schema(pa)), part, compression="zstd")
     else:
         with written_file(None if output == "-" else Path(output)) as opened:
             opened.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     say(f"{len(rows)} tasks written")
+
+
+def _schema(pa: Any) -> Any:
+    text, texts = pa.string(), pa.list_(pa.string())
+    plain = [("evaluation", text), ("task", text), ("kind", text), ("metadata", text)]
+    counted = [("rewards", pa.list_(pa.float64())), ("faults", text), ("other_version", pa.int64())]
+    return pa.schema([*plain, *counted, ("rollouts", texts), ("repeated", texts)])
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,36 +1,21 @@
-"""Trajectories as one HTML file to send to somebody: no script, no request, all text escaped. Pure.
-
-The policy in the file's head forbids scripts and every request, so even a mistake in the escaping could run nothing.
-"""
+"""Trajectories as one HTML file to send to somebody. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from typing import Any
 
+from rollyard.trajectory.html_document import document, escaped, facts
 from rollyard.trajectory.segment import Segment
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.trajectory.turn import Turn
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _BOUNDS = (-0.1, -0.7, -2.3, -4.6)
 """Logprobs below which a token gets the next class: probabilities of 90, 50, 10 and 1 %."""
 _STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1a1a1a; --dim: #666; --line: #d8d8d8; --sheet: #f6f6f6;
-  --p0: #d8ecf8; --p1: #fdf1d8; --p2: #fbd9a5; --p3: #f5b06a; --p4: #a63f14; --p4-ink: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ground: #161616; --ink: #e6e6e6; --dim: #9a9a9a; --line: #3a3a3a;
-  --sheet: #202020; --p0: #17384b; --p1: #43381c; --p2: #5e4318; --p3: #85501c; --p4: #a8431b; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 16px; max-width: 1000px; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 20px; overflow-wrap: anywhere; } h2 { font-size: 17px; overflow-wrap: anywhere; }
-h3 { font-size: 13px; color: var(--dim); margin: 20px 0 4px; font-weight: 600; }
-section { border-top: 1px solid var(--line); margin-top: 24px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 0; }
-dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
+:root { --p0: #d8ecf8; --p1: #fdf1d8; --p2: #fbd9a5; --p3: #f5b06a; --p4: #a63f14; --p4-ink: #fff; }
+@media (prefers-color-scheme: dark) { :root { --p0: #17384b; --p1: #43381c; --p2: #5e4318; --p3: #85501c; --p4: #a8431b; } }
 pre, .tokens { margin: 4px 0; padding: 8px 10px; background: var(--sheet); border: 1px solid var(--line);
   border-radius: 4px; font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 .result { border-left: 4px solid var(--dim); }
@@ -55,20 +40,11 @@ def html_page(trajectories: Sequence[Trajectory], known: ShownTokens) -> str:
     if len(trajectories) > 1 and len(group) == 1 and (name := group.pop()) is not None:
         title = f"group {name}"
     parts = ["".join(_rollout(trajectory, known)) for trajectory in trajectories]
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="referrer" content="no-referrer">\n<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n'
-        f"<body>\n<h1>{_text(title)}</h1>\n{''.join(parts)}</body>\n</html>\n"
-    )
+    return document(title, "".join(parts), _STYLE)
 
 
 def _rollout(trajectory: Trajectory, known: ShownTokens) -> Iterator[str]:
-    yield f"<section>\n<h2>{_text(trajectory.id)}</h2>\n<dl>\n"
-    for name, value in _facts(trajectory):
-        yield f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>\n"
-    yield "</dl>\n"
+    yield f"<section>\n<h2>{escaped(trajectory.id)}</h2>\n{facts(_facts(trajectory))}"
     yield _folded("task", _block(json.dumps(trajectory.task.model_dump(mode="json"), indent=1, ensure_ascii=False)))
     for number, turn in enumerate(trajectory.turns, start=1):
         yield from _turn(number, turn)
@@ -100,7 +76,7 @@ def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
 def _turn(number: int, turn: Turn) -> Iterator[str]:
     reward = "" if turn.reward is None else f", reward {turn.reward:g}"
     about = f"turn {number}: {turn.prompt_length} + {turn.response_length} tokens, {turn.finish_reason}{reward}"
-    yield f"<h3>{_text(about)}</h3>\n{_block(turn.text)}"
+    yield f"<h3>{escaped(about)}</h3>\n{_block(turn.text)}"
     for call in turn.tool_calls:
         yield _folded(
             f"call of {call.get('name')}", _block(json.dumps(call.get("arguments"), indent=1, ensure_ascii=False))
@@ -118,12 +94,12 @@ def _tokens(segment: Segment, known: ShownTokens) -> Iterator[str]:
         kind = _kind(logprob) if sampled and logprob is not None else "given"
         text, bytes_waiting = _shown(id, known, bytes_waiting)
         if kind != last and waiting:
-            yield f'<span class="{last}">{_text("".join(waiting))}</span>'
+            yield f'<span class="{last}">{escaped("".join(waiting))}</span>'
             waiting.clear()
         last = kind
         waiting.append(text)
     if waiting:
-        yield f'<span class="{last}">{_text("".join(waiting))}</span>'
+        yield f'<span class="{last}">{escaped("".join(waiting))}</span>'
 
 
 def _shown(id: int, known: ShownTokens, before: bytes) -> tuple[str, bytes]:
@@ -141,27 +117,8 @@ def _kind(logprob: float) -> str:
 
 
 def _folded(about: str, content: str) -> str:
-    return f"<details><summary>{_text(about)}</summary>\n{content}</details>\n"
+    return f"<details><summary>{escaped(about)}</summary>\n{content}</details>\n"
 
 
-def _block(text: str, kind: str = "") -> str:
-    return f"<pre{' class=' + kind if kind else ''}>{_text(text)}</pre>\n"
-
-
-def _text(value: Any) -> str:
-    """Return escaped text. Controls and marks that turn the direction of text become visible signs."""
-    return escape("".join(map(_visible, str(value))), quote=True)
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if code < 0x20 and character not in "\n\t":
-        return chr(0x2400 + code)
-    hidden = (
-        code == 0x7F
-        or 0x80 <= code < 0xA0
-        or 0x202A <= code <= 0x202E
-        or 0x2066 <= code <= 0x2069
-        or 0xD800 <= code < 0xE000
-    )
-    return f"⟨U+{code:04X}⟩" if hidden else character
+def _block(content: str, kind: str = "") -> str:
+    return f"<pre{' class=' + kind if kind else ''}>{escaped(content)}</pre>\n"

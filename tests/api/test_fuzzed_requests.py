@@ -15,36 +15,17 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from rollyard.api import (
-    attach,
-    discovery,
-    endpoints,
-    engine,
-    logs,
-    metrics,
-    node,
-    objects,
-    preview,
-    query_parameters,
-    rollouts,
-    sessions,
-    top,
-    weights,
-    weights_transfer,
-)
+from rollyard.api import app, query_parameters
 from rollyard.kinds.registry import parse_object
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from tests.support.outside_api import Api, Serve
 
-FAMILIES = (
-    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, attach, engine,
-    metrics,
-)  # fmt: skip
-ROUTES = [(r.method, r.path, r.handler) for family in FAMILIES for r in family.routes()]
+ROUTES = [(r.method, r.path, r.handler) for r in app.routes()]
 # fmt: off
 NAMES = ("policy", "swe", "default", "x", "..", "..%2f..%2fetc", "%00", "x" * 260, "%F0%9F%92%A9", "%C3%28", "a%0d%0ab", "-")
 WORDS = ("", "0", "1", "true", "-1", "x", "9" * 30, "9" * 5000, "%C2%B2", "nan", "inf", "1e999", "%00", "default", "a,b",
-         "(", "a%20in%20(", "metadata.name=x", "%ED%A0%80", "All", "Queued", "0.5", "policy", "swe", "!!", "=", "a==b=c")
+         "(", "kind", "metadata.x", "-reward", "'", '%22)%20OR%201=1--', "{}", "[" * 999, '{"a":%20"b"}', "-9" + "0" * 18,
+         "a%20in%20(", "metadata.name=x", "%ED%A0%80", "All", "Queued", "0.5", "policy", "swe", "!!", "=", "a==b=c")
 ODD: tuple[Any, ...] = (None, True, 0, -1, 2**70, -1.5, 1e308, "", "x", "\x00", "\U0001f4a9", "x" * 300, [], {}, [1],
                         {"a": 1}, [[]], "../..", "9" * 50, ["policy"], {"": None})
 POOL = {"apiVersion": "rollyard.dev/v1alpha1", "kind": "RolloutPool", "metadata": {"name": "swe", "namespace": "default"},
@@ -78,6 +59,11 @@ BODIES: tuple[Any, ...] = (
     {"identity": IDENTITY, "ready": True, "weights_version": "v", "load": {}},
     {"lease": LEASE, "role": "policy", "failed": "e", "why": "w"},
     {"lease": LEASE, "status": "Completed", "reward": 1.0},
+    {"name": "e", "pool": "swe", "tasks": 1, "tasks_digest": "0" * 64, "k": 2},
+    {"id": "b", "pool": "swe", "n": 2, "target": 1, "tasks": [{"kind": "math", "problem": "p", "answer": "1"}]},
+    {"id": "b", "pool": "swe", "n": 2, "step_groups": 2, "dataset": {"name": "d"}},
+    {"upto": 1},
+    {"ids": ["r.1"], "turn": 1, "n": 1, "pool": "swe"},
     {"preconditions": {"uid": "u"}, "dryRun": ["All"]},
 )
 HEADERS: tuple[dict[str, str], ...] = (

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import yaml
 from click.testing import CliRunner, Result
 
 from rollyard.cli.main import cli
+from rollyard.core.aio import running
 from rollyard.kinds.rollout import Status
+from rollyard.kinds.task import Task
 from rollyard.trajectory import Trajectory
 from rollyard.trajectory.parquet import read_parquet
 from tests.api.conftest import serving  # noqa: F401
+from tests.api.test_batches import client_of
 from tests.api.test_rollouts_waiting import pool
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import Played, PlayedPool
@@ -88,6 +92,49 @@ async def test_a_batch_has_its_groups_with_their_deliveries(serving: Serve, tmp_
         ]
         (columns,) = read_parquet(out)
         assert [t.id for t in columns.read(Trajectory, extra="ignore")] == [s["id"] for s in samples]
+
+
+async def test_evaluations_are_equal_in_every_form(serving: Serve, tmp_path: Path) -> None:  # noqa: F811
+    """Also a task of which all rollouts have failed, and metadata with other names in each task."""
+    metadata: list[dict[str, object]] = [{}, {"π": [1, {"a": None}]}, {"level": "hard"}]
+    tasks = [
+        Task.model_validate({"kind": "math", "problem": f"{i} + 0?", "answer": str(i), "metadata": about})
+        for i, about in enumerate(metadata)
+    ]
+    lost = tasks[0].digest
+
+    async def play(api: Api) -> None:
+        while True:
+            await PlayedPool(api.parts).play(
+                lambda r: Played(status=Status.FAILED) if lost in r.id else Played(reward=0.25 * r.sample_index)
+            )
+            await asyncio.sleep(0.01)
+
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        async with running(play(api)):
+            for name in ("one", "two"):
+                await client.evaluate(tasks, pool="swe", k=2, name=name)
+            await client.evaluate(tasks, pool="swe", k=2, name="two", rerun_faulty=True)
+        expected = [
+            {"evaluation": name, **task.model_dump(mode="json")}
+            for name in ("one", "two")
+            for task in await client.evaluated_tasks(name)
+        ]
+        assert [len(row["repeated"]) for row in expected if row["task"] == lost] == [0, 2]
+        assert {json.dumps(row["metadata"]) for row in expected} == set(map(json.dumps, metadata))
+        for form in ("jsonl", "parquet"):
+            done = await export(api, tmp_path, "evaluations", "one", "two", "-o", str(tmp_path / f"e.{form}"))
+            assert "6 tasks written" in done.output
+        assert [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()] == expected
+        rows = pq.read_table(tmp_path / "e.parquet").to_pylist()
+        objects = ("metadata", "faults")
+        assert [row | {name: json.loads(row[name]) for name in objects} for row in rows] == expected
+        shown = await export(api, tmp_path, "evaluations", "one", "--format", "jsonl", "-o", "-")
+        assert [json.loads(line) for line in shown.stdout.splitlines()] == expected[:3]
+        refused = await export(api, tmp_path, "evaluations", "one", "none", "-o", str(tmp_path / "x.parquet"), code=1)
+        assert "evaluation 'none' not found" in str(refused.exception)
+        assert sorted(path.name for path in tmp_path.iterdir() if "x" in path.name) == []
 
 
 async def test_html_has_every_rollout_of_a_group_and_ids_where_no_tokenizer_is(serving: Serve, tmp_path: Path) -> None:  # noqa: F811
