@@ -176,7 +176,10 @@ def _built(
     from rollyard.image_builds.run_build import BuildOptions
 
     first = next(iter(missing.values()))
-    burst = BuildBurst([*missing.values()], images, BuildOptions(first, folders=allowed), [*missing])
+    burst = BuildBurst(
+        [*missing.values()], images, lambda name: f"oci-archive:{images.resolve() / name}.tar",
+        BuildOptions(first, folders=allowed), [*missing],
+    )  # fmt: skip
     say(f"images to build: {len(missing)}, at most {at_once} at a time; each takes minutes")
     results = asyncio.run(burst.run(BurstPlace(cluster, at_once), lambda _: None))
     failed = {name: result.error for name, result in results.items() if result.digest is None}

@@ -108,8 +108,8 @@ def build(
     if shared is not None and built is None:
         raise click.UsageError("--shared needs --tag NAME, the name of the image in the shared folder")
     if built is not None:
-        output = (*output, f"oci-archive:{built.archive(os.fspath(_tag_folder(shared)))}")
-    options = replace(_options([context], file, **given), outputs=output)
+        output = (*output, built.text)
+    options = replace(_options([context], file, **given), outputs=output, shared=shared)
     digest = asyncio.run(run_build(options, sys.stderr.fileno(), _print_line))
     click.echo(digest)
     if built is not None:
@@ -123,10 +123,15 @@ def build(
 @click.command()
 @click.argument("contexts", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="CONTEXT...")
 @click.option(
-    "--into",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="folder that gets an archive NAME.tar for each CONTEXT",
+    "-t", "--tag", metavar="NAME", help="name of the images: pools and tasks find each as built:NAME:CONTEXT's name"
+)
+@click.option(
+    "--shared",
+    type=FOLDER,
+    help="with --tag: a pool's `sandbox.images.sharedFolder`, for all its nodes  [default: this machine's cache]",
+)
+@click.option(
+    "--into", type=click.Path(path_type=Path), help="without --tag: folder that gets a whole archive for each CONTEXT"
 )
 @click.option(
     "-f",
@@ -146,13 +151,19 @@ def build(
 @click.option("--mem", help="with --cluster slurm: option of sbatch  [default: the partition's]")
 @_with_shared_options
 def build_many(
-    contexts: tuple[Path, ...], into: Path, file: Path | None, cluster: str, at_once: int, **given: Any
+    contexts: tuple[Path, ...],
+    tag: str | None,
+    shared: Path | None,
+    into: Path | None,
+    file: Path | None,
+    cluster: str,
+    at_once: int,
+    **given: Any,
 ) -> None:
-    """Build an image from the Dockerfile in each folder CONTEXT, several at a time. Prints the archives and the images'
-    digests.
+    """Build an image from the Dockerfile in each folder CONTEXT, several at a time. Prints the images' names and digests.
 
-    A CONTEXT may be an Apptainer definition file, FILE.def. The archives have the names of the folders or files. Exit
-    code 1: some images could not be built.
+    With --tag, images that share a base store it once. A CONTEXT may be an Apptainer definition file, FILE.def. The images
+    have the names of the folders or files. Exit code 1: some images could not be built.
     """
     from pydantic import ValidationError
 
@@ -166,13 +177,32 @@ def build_many(
         )
     except ValidationError as error:
         raise click.UsageError("; ".join(str(one["msg"]) for one in error.errors())) from None
-    burst = BuildBurst(contexts, into, replace(_options(contexts, file, **given), file=file))
+    folder, output = _places(tag, shared, into, cluster)
+    burst = BuildBurst(contexts, folder, output, replace(_options(contexts, file, **given), file=file, shared=shared))
     with _progress(burst) as report:
         results = asyncio.run(burst.run(BurstPlace(cluster, at_once, template), report))
     failed = sorted(name for name, result in results.items() if result.digest is None)
     if failed:
         click.echo(f"{len(failed)} of {len(results)} images could not be built: {', '.join(failed)}", err=True)
     sys.exit(1 if failed else 0)
+
+
+def _places(tag: str | None, shared: Path | None, into: Path | None, cluster: str) -> tuple[Path, Callable[[str], str]]:
+    """Return the folder of the builds' output, and the function that names each image's place."""
+    from rollyard.host.node_cache import node_cache
+
+    if (tag is None) == (into is None):
+        raise click.UsageError("name the images: --tag NAME stores a base once; --into FOLDER writes whole archives")
+    if into is not None:
+        if shared is not None:
+            raise click.UsageError("--shared needs --tag NAME")
+        whole = into.resolve()
+        return whole, lambda name: f"oci-archive:{whole / name}.tar"
+    if cluster != "local" and shared is None:
+        raise click.UsageError(f"with --cluster {cluster}, --tag needs --shared FOLDER, which all nodes see")
+    assert tag is not None
+    _built_image(f"{tag}:x")
+    return (shared or node_cache() / "image-cache") / "built", lambda name: _built_image(f"{tag}:{name}").text
 
 
 def _options(
@@ -198,8 +228,8 @@ def _options(
     settings = CacheSettings(credentials_file=credentials, insecure_registries=insecure_registry)
     context, own_file = named_build(contexts[0])
     return BuildOptions(
-        context, file or own_file, (), _arguments(build_arg), target, network, runtime, not no_cache, settings,
-        folders=allow_folder,
+        context, file or own_file, arguments=_arguments(build_arg), target=target, network=network, runtime=runtime,
+        use_cache=not no_cache, images=settings, folders=allow_folder,
     )  # fmt: skip
 
 
@@ -225,7 +255,7 @@ def _progress(burst: BuildBurst) -> Iterator[Callable[[BurstProgress], None]]:
                 printed.add(name)
                 result = now.results[name]
                 if result.digest is not None:
-                    click.echo(f"{burst.archive(name)} {result.digest}")
+                    click.echo(f"{burst.outputs[name]} {result.digest}")
                 else:
                     click.echo(f"{name}: {result.error}; its output is in {burst.tasks[name].log}", err=True)
             if now.note and now.note != noted:
@@ -244,12 +274,6 @@ def _built_image(text: str) -> BuiltImage:
         return built_image(text)
     except ValueError as error:
         raise click.UsageError(f"--tag: {error}") from None
-
-
-def _tag_folder(shared: Path | None) -> Path:
-    from rollyard.host.node_cache import node_cache
-
-    return node_cache() / "image-cache" if shared is None else shared.resolve()
 
 
 def _print_line(line: str) -> None:

@@ -69,14 +69,14 @@ async def _delete_cached(name: str, needed: Callable[[BuiltImage], bool]) -> tup
     cache = ImageCache(folder)
     built = BuiltImages(folder, lambda image: cache.is_pinned(image) or needed(image))
     found = [one for one in cache.entries() if _is_meant(name, one.name, one.digest)]
-    archives = [one for one in built.archives() if one.image.text == name]
-    freed = await asyncio.to_thread(built.delete, archives)
-    if archives and not freed:
+    stored = [one for one in built.images() if one.image.text == name]
+    deleted, freed = await asyncio.to_thread(built.delete, stored)
+    if len(deleted) < len(stored):
         return True, None
     entries = await cache.room.delete(found)
     if found and not entries:
         return True, None
-    return bool(found or archives), freed + entries
+    return bool(found or stored), freed + entries
 
 
 def _delete_shared(folder: Path, name: str, needed: Callable[[BuiltImage], bool]) -> tuple[bool, int | None]:
@@ -85,11 +85,11 @@ def _delete_shared(folder: Path, name: str, needed: Callable[[BuiltImage], bool]
 
     tier, built = SharedTier(folder), BuiltImages(folder, needed)
     files = [one for one in tier.files() if _is_meant(name, one.name, one.digest)]
-    archives = [one for one in built.archives() if one.image.text == name]
-    freed = built.delete(archives)
-    if archives and not freed:
+    stored = [one for one in built.images() if one.image.text == name]
+    deleted, freed = built.delete(stored)
+    if len(deleted) < len(stored):
         return True, None
-    return bool(files or archives), freed + tier.delete(files)
+    return bool(files or stored), freed + tier.delete(files)
 
 
 def _is_meant(wanted: str, name: str | None, digest: str) -> bool:

@@ -69,13 +69,13 @@ async def _prune_cache(
     built = BuiltImages(folder, lambda image: cache.is_pinned(image) or needed(image))
 
     def left() -> int:
-        return sum(one.bytes for one in cache.entries()) + sum(one.bytes for one in built.archives())
+        return sum(one.bytes for one in cache.entries()) + built.bytes()
 
     freed = 0
     if seconds is not None:
         freed = await cache.room.prune(time.time() - seconds) + await asyncio.to_thread(built.prune, seconds)
     if limit is not None:
-        freed += await cache.room.shrink(sum(one.bytes for one in built.archives()))
+        freed += await cache.room.shrink(built.bytes())
         freed += await asyncio.to_thread(built.shrink, left() - limit)
     return freed, left()
 
@@ -88,11 +88,8 @@ def _prune_shared(
 
     tier, built = SharedTier(folder), BuiltImages(folder, needed)
 
-    def size_of_built() -> int:
-        return sum(one.bytes for one in built.archives())
-
     freed = 0 if seconds is None else tier.prune(seconds) + built.prune(seconds)
     if limit is not None:
-        freed += tier.shrink(limit - size_of_built())
-        freed += built.shrink(sum(file.bytes for file in tier.files()) + size_of_built() - limit)
-    return freed, sum(file.bytes for file in tier.files()) + size_of_built()
+        freed += tier.shrink(limit - built.bytes())
+        freed += built.shrink(sum(file.bytes for file in tier.files()) + built.bytes() - limit)
+    return freed, sum(file.bytes for file in tier.files()) + built.bytes()

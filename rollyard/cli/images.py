@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from rollyard.cli.image_prune import prune
 from rollyard.cli.image_pull import pull
 from rollyard.cli.output import align
 from rollyard.cli.parameter_types import FOLDER
+
+if TYPE_CHECKING:
+    from rollyard.images.built_images import BuiltEntry
 
 
 class _Group(click.Group):
@@ -43,37 +46,43 @@ images.add_command(pull)
 @images.command("list")
 @click.option("--shared", type=FOLDER, help="a pool's `sandbox.images.sharedFolder`, not this node")
 def list_(shared: Path | None) -> None:
-    """List images, the least recently used one first; then the archives of built images."""
+    """List images, the least recently used one first; then the built images as they are stored."""
     from rollyard.host.node_cache import node_cache
     from rollyard.images.built_images import BuiltImages
     from rollyard.images.cache import ImageCache
     from rollyard.images.shared_tier import SharedTier
-    from rollyard.kinds.schema.columns import age
     from rollyard.kinds.values.image_reference import parse_image
 
-    now = datetime.now(UTC)
     if shared is None:
         folder = node_cache() / "image-cache"
         cache = ImageCache(folder)
-        rows = [["NAME", "DIGEST", "SIZE", "IN USE", "LAST USED"]]
+        rows = [["NAME", "DIGEST", "SIZE", "SHARED", "IN USE", "LAST USED"]]
         for entry in cache.entries():
-            used = datetime.fromtimestamp(entry.last_used, UTC)
             in_use = "yes" if entry.pinned else "no"
             older = entry.name.startswith("built:") and cache.known(parse_image(entry.name)) != entry.digest
             name = f"{entry.name} (older build)" if older else entry.name
-            rows.append([name, entry.digest[:19], megabytes(entry.bytes), in_use, age(used, now)])
-        for one in BuiltImages(folder).archives():
-            used, in_use = datetime.fromtimestamp(one.last_used, UTC), "yes" if cache.is_pinned(one.image) else "no"
-            rows.append([one.image.text, "archive", megabytes(one.bytes), in_use, age(used, now)])
+            rows.append([name, entry.digest[:19], megabytes(entry.bytes), "-", in_use, _age(entry.last_used)])
+        rows += [
+            [*_stored(one), "yes" if cache.is_pinned(one.image) else "no", _age(one.last_used)]
+            for one in BuiltImages(folder).images()
+        ]
     else:
-        rows = [["NAME", "DIGEST", "SIZE", "LAST USED"]]
+        rows = [["NAME", "DIGEST", "SIZE", "SHARED", "LAST USED"]]
         for file in SharedTier(shared).files():
-            used = datetime.fromtimestamp(file.last_used, UTC)
-            rows.append([file.name or "-", file.digest[:19], megabytes(file.bytes), age(used, now)])
-        for one in BuiltImages(shared).archives():
-            used = datetime.fromtimestamp(one.last_used, UTC)
-            rows.append([one.image.text, "archive", megabytes(one.bytes), age(used, now)])
+            rows.append([file.name or "-", file.digest[:19], megabytes(file.bytes), "-", _age(file.last_used)])
+        rows += [[*_stored(one), _age(one.last_used)] for one in BuiltImages(shared).images()]
     click.echo("\n".join(align(rows)))
+
+
+def _stored(one: BuiltEntry) -> list[str]:
+    """Return name, kind and sizes of a built image: what its deletion frees, and what other images have too."""
+    return [one.image.text, "built", megabytes(one.own_bytes), megabytes(one.shared_bytes)]
+
+
+def _age(when: float) -> str:
+    from rollyard.kinds.schema.columns import age
+
+    return age(datetime.fromtimestamp(when, UTC), datetime.now(UTC))
 
 
 def megabytes(count: int) -> str:

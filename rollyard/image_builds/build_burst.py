@@ -55,29 +55,31 @@ Report = Callable[[BurstProgress], None]
 
 
 class BuildBurst:
-    """Builds each context or definition file into an archive FOLDER/NAME.tar. The folders of the tasks are in
-    FOLDER/.builds."""
+    """Builds an image of each context or definition file. The folders of the tasks are in FOLDER/.builds."""
 
     def __init__(
-        self, contexts: Sequence[Path], into: Path, options: BuildOptions, names: Sequence[str] | None = None
+        self,
+        contexts: Sequence[Path],
+        folder: Path,
+        output: Callable[[str], str],
+        options: BuildOptions,
+        names: Sequence[str] | None = None,
     ) -> None:
-        """`options`: those of every build. A `file` is relative to each context. `names`: those of the images; None: those of
-        the contexts."""
-        self._into = into.resolve()
-        self._folder = self._into / ".builds" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        """`output`: name of an image -> its output. `options`: those of every build. A `file` is relative to each context.
+        `names`: those of the images; None: those of the contexts."""
+        self._folder = folder.resolve() / ".builds" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.outputs: dict[str, str] = {}
+        """Name of an image -> its output."""
         self.tasks: dict[str, BuildTask] = {}
         self._options: dict[str, BuildOptions] = {}
         for i, (context, file) in enumerate(named_build(one.resolve()) for one in contexts):
             name = names[i] if names is not None else context.name if file is None else file.stem
             if name in self._options:
                 raise ImageBuildFailed(f"two builds have the name {name}, which names the image: rename one")
-            output = f"oci-archive:{self._into / name}.tar"
+            self.outputs[name] = output(name)
             if options.file is not None:
                 file = context / options.file
-            self._options[name] = replace(options, context=context, file=file, outputs=[output])
-
-    def archive(self, name: str) -> Path:
-        return self._into / f"{name}.tar"
+            self._options[name] = replace(options, context=context, file=file, outputs=[self.outputs[name]])
 
     async def run(self, place: BurstPlace, report: Report) -> Mapping[str, BuildResult]:
         """Build all; return the result of each image. `report` is called once in a second. Cancelling it ends the builds.

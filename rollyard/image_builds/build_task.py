@@ -38,6 +38,7 @@ class BuildTask:
             "context": str(options.context.resolve()),
             "file": None if options.file is None else str(options.file.resolve()),
             "outputs": list(options.outputs),
+            "shared": None if options.shared is None else str(options.shared.resolve()),
             "arguments": dict(options.arguments),
             "target": options.target,
             "network": options.network,
@@ -83,12 +84,11 @@ class BuildTask:
             data: dict[str, Any] = read_when_complete(lambda: json.loads(file.read_bytes()), str(file))
         except (OSError, ValueError) as error:
             raise ImageBuildFailed(f"{self.folder} is not a folder of a build: {error}") from None
-        dockerfile = data.pop("file")
         return BuildOptions(
             **{
                 **data,
                 "context": Path(data["context"]),
-                "file": None if dockerfile is None else Path(dockerfile),
+                **{name: None if data[name] is None else Path(data[name]) for name in ("file", "shared")},
                 "images": CacheSettings(**data["images"]),
                 "folders": [Path(folder) for folder in data["folders"]],
             }

@@ -1,7 +1,9 @@
-"""The forms in which a built image is written: a folder, an OCI layout, or an OCI archive. Each is complete or absent."""
+"""The forms in which a built image is written: a name, a folder, an OCI layout, or an OCI archive. Each is complete or
+absent."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -20,17 +22,18 @@ from rollyard.image_builds.layer_store import LayerStore
 from rollyard.image_builds.tree_changes import Layer
 from rollyard.image_builds.work_root import unpack
 from rollyard.images.base import FillRoom
+from rollyard.images.built_images import BuiltImages
 from rollyard.images.folder_config import write_folder_config
 from rollyard.images.locks import try_lock, wait_for_lock
 from rollyard.images.oci_manifest import machine
 from rollyard.images.whole_file import write_whole
-from rollyard.kinds.values.image_reference import LayoutImage, PathImage, parse_image
+from rollyard.kinds.values.image_reference import BuiltImage, LayoutImage, PathImage, parse_image
 
 FORMS = "write a new folder's path, oci:/LAYOUT:TAG, or oci-archive:/FILE.tar"
 _LAYOUT = b'{"imageLayoutVersion": "1.0.0"}'
 _NAME = "org.opencontainers.image.ref.name"
 
-Output = LayoutImage | PathImage
+Output = BuiltImage | LayoutImage | PathImage
 
 
 def parse_output(text: str) -> Output:
@@ -39,6 +42,8 @@ def parse_output(text: str) -> Output:
         form = parse_image(text)
     except ValueError:
         form = None
+    if isinstance(form, BuiltImage):
+        return form
     if isinstance(form, LayoutImage) and form.kind in ("oci", "oci-archive"):
         return LayoutImage(form.kind, os.path.abspath(form.path), form.tag)
     if not isinstance(form, PathImage) or form.kind != "folder":
@@ -51,10 +56,12 @@ def parse_output(text: str) -> Output:
     return PathImage(path, "folder")
 
 
-async def write_output(output: Output, state: ImageState, store: LayerStore, lock_fd: int) -> None:
-    """Raises ImageBuildFailed."""
+async def write_output(output: Output, state: ImageState, store: LayerStore, lock_fd: int, built: Path) -> None:
+    """`built`: folder of the images with a name (`BuiltImages`). Raises ImageBuildFailed."""
     try:
         match output:
+            case BuiltImage():
+                await _write_built(BuiltImages(built), output, state, store)
             case PathImage(path=path):
                 await _write_folder(Path(path), state, store, lock_fd)
             case LayoutImage(kind="oci", path=path, tag=tag):
@@ -70,6 +77,14 @@ async def _write_folder(path: Path, state: ImageState, store: LayerStore, lock_f
         await unpack(store, state.layers, growing, FillRoom(1 << 50, lock_fd))
         write_folder_config(growing, state.sandbox_config())
         growing.rename(path)
+
+
+async def _write_built(images: BuiltImages, image: BuiltImage, state: ImageState, store: LayerStore) -> None:
+    async with images.writing():
+        for layer in state.layers:
+            await asyncio.to_thread(images.add_layer, layer.digest, layer.size, store.path(layer))
+        await asyncio.to_thread(images.add_image, image, state.manifest_json(), state.config_json())
+    await asyncio.to_thread(images.sweep)  # the name may have had another image
 
 
 async def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:

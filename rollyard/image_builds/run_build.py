@@ -36,6 +36,9 @@ class BuildOptions:
     file: Path | None = None
     """The Dockerfile or definition file; None: the Dockerfile in the context."""
     outputs: Sequence[str] = ()
+    """Forms of `parse_output`."""
+    shared: Path | None = None
+    """Shared folder that gets the images with a name; None: the node's cache of images."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None
     network: Network = "host"
@@ -70,7 +73,7 @@ async def run_build(options: BuildOptions, output: int, say: Callable[[str], Non
             state = await ImageBuild(request, parts, work, lock_fd).run()
             for one in outputs:
                 say(f"writing {one.text}")
-                await write_output(one, state, store, lock_fd)
+                await write_output(one, state, store, lock_fd, options.shared or cache / "image-cache")
     finally:
         await images.close()
     store.trim(CACHE_BYTES)

@@ -1,96 +1,247 @@
-"""Archives of built images, in the node's cache of images or in the shared folder. They are not copies: a deleted one must
-be built again."""
+"""Built images, in the node's cache of images or in the shared folder: each layer once, and a small file for each image.
+
+Folders below `built`: `images` has for each image NAME/TAG.json, its manifest, and NAME/TAG.used, whose time of change is that
+of the last use. `blobs/sha256` has the layers and configurations. A build writes blobs first and the manifest last, so an
+image is complete or absent. Builds share a lock while they write. Who holds it exclusively deletes images, and then the blobs
+that no manifest names.
+
+Built images are not copies: a deleted one must be built again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import secrets
+import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollyard.images.locks import try_lock
+from rollyard.core.regular_file import open_regular
+from rollyard.images.locks import FileLock, try_lock, wait_for_lock
+from rollyard.images.oci_manifest import BadManifest, parse_json, read_manifest
+from rollyard.images.whole_file import write_whole
 from rollyard.kinds.values.image_reference import BuiltImage, built_image
 
 READING_SECONDS = 3600.0
-"""Seconds after the start of its last use for which a node may still be reading an archive."""
+"""Seconds after the start of its last use for which a node may still be reading an image."""
+LOCK_SECONDS = 10.0
+_LOCK_POLL_SECONDS = 0.05
+_MOST_MANIFEST = 8 << 20
 
 
 @dataclass(frozen=True)
-class BuiltArchive:
+class BuiltEntry:
     image: BuiltImage
     path: Path
-    bytes: int
+    digest: str
+    """sha256 of the manifest."""
+    blobs: frozenset[str]
+    """Digests of the layers and of the configuration; none if the manifest is damaged."""
     last_used: float
     """Time of the build or of the last use, in seconds since the epoch."""
+    own_bytes: int = 0
+    """Bytes on disk of the blobs that no other image here has: what its deletion frees."""
+    shared_bytes: int = 0
+    """Bytes on disk of the blobs that other images here have too."""
 
 
 class BuiltImages:
     def __init__(self, folder: Path, needed: Callable[[BuiltImage], bool] = lambda image: False) -> None:
         """`folder`: a node's cache of images, or a shared folder. `needed`: whether an image must stay."""
         self._folder = folder / "built"
+        self._images, self._blobs = self._folder / "images", self._folder / "blobs" / "sha256"
         self._needed = needed
 
-    def archives(self) -> list[BuiltArchive]:
-        """Return the archives, the least recently used first."""
-        found = []
-        for path in self._folder.rglob("*.tar"):
-            name = path.parent.relative_to(self._folder).as_posix()
-            with contextlib.suppress(ValueError, FileNotFoundError):
-                image, info = built_image(f"{name}:{path.stem}"), path.stat()
-                found.append(BuiltArchive(image, path, info.st_blocks * 512, max(info.st_atime, info.st_mtime)))
-        return sorted(found, key=lambda archive: archive.last_used)
+    # writing
+
+    @contextlib.asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Keep blobs that no image names yet. Raises OSError."""
+        for made in (self._images, self._blobs):
+            made.mkdir(parents=True, exist_ok=True)
+        lock = await wait_for_lock(self._lock_path, shared=True)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def add_layer(self, digest: str, size: int, file: Path) -> None:
+        """Store a layer, as a further name of the file if that is on the same disk. Use while `writing`. Blocks."""
+        path = self._blob(digest)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size == size:  # a machine that crashed may have left a shorter one
+                return
+        growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            try:
+                os.link(file, growing)
+            except OSError:
+                _copy(file, growing)
+            growing.rename(path)
+        finally:
+            growing.unlink(missing_ok=True)  # two names of one file stay two when one is renamed to the other
+
+    def add_image(self, image: BuiltImage, manifest: bytes, config: bytes) -> None:
+        """Give the name to the image, whose layers are stored. Use while `writing`. Blocks."""
+        write_whole(self._blob(f"sha256:{hashlib.sha256(config).hexdigest()}"), config)
+        path = Path(image.manifest(str(self._folder.parent)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, manifest)
+
+    # reading
+
+    def images(self) -> list[BuiltEntry]:
+        """Return the images, the least recently used first. Raises OSError if one cannot be read: nobody knows its blobs."""
+        found = sorted(self._entries(), key=lambda one: one.last_used)
+        uses, sizes = Counter(digest for one in found for digest in one.blobs), self._sizes()
+        return [_with_bytes(one, uses, sizes) for one in found]
+
+    def bytes(self) -> int:
+        """Return the bytes on disk of all layers and configurations."""
+        return sum(self._sizes().values())
+
+    # deletion
 
     def prune(self, unused_seconds: float) -> int:
-        """Delete the archives that nobody has used for this time. Return the number of freed bytes."""
+        """Delete the images that nobody has used for this time. Return the number of freed bytes."""
         before = time.time() - unused_seconds
-        return self.delete([one for one in self.archives() if one.last_used < before]) + self._delete_leftovers()
+        return self.delete([one for one in self.images() if one.last_used < before])[1]
 
     def shrink(self, excess: int) -> int:
-        """Delete the least recently used archives until `excess` bytes are freed, but none that a node may be reading. Return
+        """Delete the least recently used images until `excess` bytes are freed, but none that a node may be reading. Return
         the number of freed bytes."""
-        freed, before = 0, time.time() - READING_SECONDS
-        for one in self.archives():
-            if freed < excess and one.last_used < before:
-                freed += self.delete([one])
-        return freed + self._delete_leftovers()
+        before = time.time() - READING_SECONDS
+        images, sizes = self.images(), self._sizes()
+        unused = [one for one in images if one.last_used < before and not self._needed(one.image)]
+        return self.delete(chosen(unused, images, sizes, excess))[1]
 
-    def delete(self, archives: Iterable[BuiltArchive]) -> int:
-        """Delete archives, but none that is needed or that a build is replacing. Return the number of freed bytes."""
-        freed = 0
-        for one in archives:
-            lock = try_lock(one.path.with_name(f".{one.path.name}.lock"), shared=False)
-            if lock is None:
-                continue  # a build is replacing it
-            try:
-                # an archive that was replaced in the meantime stays
-                if not self._needed(one.image) and one.path.stat().st_mtime <= one.last_used:
-                    one.path.unlink()
-                    freed += one.bytes
-            except FileNotFoundError:
-                pass
-            finally:
-                lock.release_and_delete()
-            with contextlib.suppress(OSError):
-                one.path.parent.rmdir()
-        return freed
+    def delete(self, images: Iterable[BuiltEntry]) -> tuple[list[BuiltImage], int]:
+        """Delete images, but none that is needed or was built again meanwhile. Return those that are deleted, and the number
+        of freed bytes. While builds write here for long, all stay. Blocks."""
+        lock = self._lock(LOCK_SECONDS)
+        if lock is None:
+            return [], 0
+        deleted = []
+        try:
+            for one in images:
+                with contextlib.suppress(FileNotFoundError):
+                    if not self._needed(one.image) and one.path.stat().st_mtime <= one.last_used:
+                        one.path.unlink()
+                        deleted.append(one.image)
+            return deleted, self._sweep()
+        finally:
+            lock.release()
 
-    def _delete_leftovers(self) -> int:
-        """Delete the incomplete archives of killed builds. Return the number of freed bytes."""
-        freed, before = 0, time.time() - READING_SECONDS
-        for path in self._folder.rglob(".*.tar.new"):
+    def sweep(self) -> int:
+        """Delete the blobs that no image names, unless a build is writing. Return the number of freed bytes. Blocks."""
+        lock = self._lock(0)
+        if lock is None:
+            return 0
+        try:
+            return self._sweep()
+        finally:
+            lock.release()
+
+    def _sweep(self) -> int:
+        kept = {digest.removeprefix("sha256:") for one in self._entries() for digest in one.blobs}
+        before, freed = time.time() - READING_SECONDS, 0
+        for path in _inside(self._blobs):
             with contextlib.suppress(FileNotFoundError):
                 info = path.stat()
-                lock = try_lock(path.with_suffix(".lock"), shared=False) if info.st_mtime < before else None
-                if lock is not None:
-                    path.unlink(missing_ok=True)
-                    lock.release_and_delete()
+                if path.name not in kept and (not path.name.startswith(".") or info.st_mtime < before):
+                    path.unlink()
                     freed += info.st_blocks * 512
+        for path in self._images.rglob("*.used"):
+            if not path.with_suffix(".json").exists():
+                path.unlink(missing_ok=True)
+        for folder in sorted((path for path in self._images.rglob("*") if path.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         return freed
+
+    def _lock(self, seconds: float) -> FileLock | None:
+        """Return the exclusive lock; None if builds share it all the time, or nothing was ever built here."""
+        deadline = time.monotonic() + seconds
+        while self._folder.is_dir():
+            lock = try_lock(self._lock_path, shared=False)
+            if lock is not None or time.monotonic() >= deadline:
+                return lock
+            time.sleep(_LOCK_POLL_SECONDS)
+        return None
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._folder / "lock"
+
+    def _blob(self, digest: str) -> Path:
+        return self._blobs / digest.removeprefix("sha256:")
+
+    def _entries(self) -> Iterator[BuiltEntry]:
+        for path in self._images.rglob("*.json"):
+            name = path.parent.relative_to(self._images).as_posix()
+            with contextlib.suppress(ValueError, FileNotFoundError, IsADirectoryError):
+                image = built_image(f"{name}:{path.name.removesuffix('.json')}")
+                with open_regular(path) as file:
+                    data, used = file.read(_MOST_MANIFEST), os.fstat(file.fileno()).st_mtime
+                with contextlib.suppress(FileNotFoundError):
+                    used = max(used, path.with_suffix(".used").stat().st_mtime)
+                yield BuiltEntry(image, path, f"sha256:{hashlib.sha256(data).hexdigest()}", _blobs_of(data), used)
+
+    def _sizes(self) -> dict[str, int]:
+        found = {}
+        for path in _inside(self._blobs):
+            with contextlib.suppress(FileNotFoundError):
+                found[f"sha256:{path.name}"] = path.stat().st_blocks * 512
+        return found
+
+
+def chosen(
+    unused: Sequence[BuiltEntry], images: Sequence[BuiltEntry], sizes: Mapping[str, int], excess: int
+) -> list[BuiltEntry]:
+    """Return the first of `unused` whose deletion frees `excess` bytes: blobs that no other of `images` has. Pure."""
+    uses, found = Counter(digest for one in images for digest in one.blobs), []
+    for one in unused:
+        if excess <= 0:
+            break
+        uses.subtract(one.blobs)
+        excess -= sum(sizes.get(digest, 0) for digest in one.blobs if not uses[digest])
+        found.append(one)
+    return found
 
 
 def mark_used(path: Path) -> None:
-    """Note that an archive is used now, in its time of access. Its time of change shows which content was read."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
+    """Note that the image with this manifest is used now."""
+    with contextlib.suppress(OSError):
+        path.with_suffix(".used").touch()
+
+
+def _with_bytes(one: BuiltEntry, uses: Mapping[str, int], sizes: Mapping[str, int]) -> BuiltEntry:
+    own = sum(sizes.get(digest, 0) for digest in one.blobs if uses[digest] == 1)
+    whole = sum(sizes.get(digest, 0) for digest in one.blobs)
+    return BuiltEntry(one.image, one.path, one.digest, one.blobs, one.last_used, own, whole - own)
+
+
+def _blobs_of(manifest: bytes) -> frozenset[str]:
+    try:
+        parsed = read_manifest(parse_json(manifest))
+    except BadManifest:
+        return frozenset()  # nobody can use the image
+    return frozenset({parsed.config.digest, *(layer.digest for layer in parsed.layers)})
+
+
+def _copy(file: Path, growing: Path) -> None:
+    with open(file, "rb") as source, open(growing, "xb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+        target.flush()
+        os.fsync(target.fileno())
+
+
+def _inside(folder: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        return list(folder.iterdir())
+    return []

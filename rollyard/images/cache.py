@@ -78,9 +78,9 @@ class ImageCache:
         return None
 
     def _note_use(self, image: ImageReference) -> None:
-        """Note the use of a built image's archive, for `prune`."""
+        """Note the use of a built image, for `prune`."""
         if isinstance(image, BuiltImage):
-            mark_used(Path(self._sources.archive(image)))
+            mark_used(self._sources.manifest(image))
 
     def known(self, image: ImageReference) -> str | None:
         """Return the digest that an image's name means, as far as this machine knows without a look elsewhere."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -16,8 +18,8 @@ from rollyard.images.fill_from_blobs import fill_from_blobs
 from rollyard.images.image_file import ImageFile
 from rollyard.images.layer_chunks import layer_chunks
 from rollyard.images.layer_unpacker import TooBig
-from rollyard.images.layout_files import layout_files
-from rollyard.images.layouts import DockerArchive, Layout, OciLayout
+from rollyard.images.layout_files import LayoutFiles, layout_files
+from rollyard.images.layouts import BuiltLayout, DockerArchive, Layout, OciLayout
 from rollyard.images.oci_manifest import BadManifest, Descriptor, parse_json, read_manifest
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.tar_stream import BrokenArchive
@@ -29,31 +31,57 @@ _KINDS = {"oci": "OCI layout", "oci-archive": "OCI archive", "docker-archive": "
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class LayoutPlace:
+    """Where an image of a layout or an archive is, and how it is read."""
+
+    name: str
+    """Normal form of the image's name."""
+    path: Path
+    """The folder or archive."""
+    content: Path
+    """File that changes with the image."""
+    what: str
+    """Kind of the file, for errors."""
+    layout: Callable[[LayoutFiles], Layout]
+    missing: str = ""
+    """Sentence about a missing file."""
+    by_content: bool = False
+    """Whether the digests are those of the unpacked layers."""
+
+
+def place_of(image: LayoutImage) -> LayoutPlace:
+    path, archive = Path(image.path), image.kind == "docker-archive"
+
+    def layout(files: LayoutFiles) -> Layout:
+        return DockerArchive(files, image.tag) if archive else OciLayout(files, image.tag)
+
+    content = path / "index.json" if image.kind == "oci" else path
+    return LayoutPlace(image.text, path, content, _KINDS[image.kind], layout, by_content=archive)
+
+
+def place_of_built(image: BuiltImage, folder: Path, missing: str) -> LayoutPlace:
+    """`folder`: a node's cache of images, or a shared folder. `missing`: sentence about a missing image."""
+    content = Path(image.manifest(os.fspath(folder)))
+    name = content.relative_to(folder / "built").as_posix()
+    return LayoutPlace(
+        image.text, folder / "built", content, "built image", lambda files: BuiltLayout(files, name), missing
+    )
+
+
 class LayoutSource:
     shared = False
 
-    def __init__(
-        self,
-        image: LayoutImage,
-        blobs: BlobStore,
-        resolved: ResolvedTags,
-        built: BuiltImage | None = None,
-        others: Sequence[str] = (),
-    ) -> None:
-        """`built`: the image's name, if it is not the path. `others`: names that one could mean instead."""
-        self._image = image
-        self._name = image.text if built is None else built.text
-        missing = "" if built is None else _missing(built, others)
+    def __init__(self, place: LayoutPlace, blobs: BlobStore, resolved: ResolvedTags) -> None:
+        self._place = place
         self._blobs = blobs
         self._left = 0
         """Bytes that the blobs of an image may still have."""
-        self._path = Path(image.path)
-        self._content = self._path / "index.json" if image.kind == "oci" else self._path
-        self._file = ImageFile(self._name, self._content, _KINDS[image.kind], resolved, missing)
+        self._file = ImageFile(place.name, place.content, place.what, resolved, place.missing)
 
     @property
     def name(self) -> str:
-        return self._name
+        return self._place.name
 
     async def key(self) -> str:
         """Return the digest of the manifest; for an archive of `docker save`, which has no manifest, of one that is made.
@@ -85,18 +113,16 @@ class LayoutSource:
 
     def _read(self, read: Callable[[Layout], T]) -> T:
         try:
-            with layout_files(self._path) as files:
-                kind = DockerArchive if self._image.kind == "docker-archive" else OciLayout
-                return read(kind(files, self._image.tag))
+            with layout_files(self._place.path) as files:
+                return read(self._place.layout(files))
         except BadManifest as error:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None
         except OSError as error:
-            raise ImageUnavailable(self.name, f"{self._path} cannot be read: {error.strerror or error}") from None
+            raise ImageUnavailable(self.name, f"{self._place.path} cannot be read: {error.strerror or error}") from None
 
     def _copy(self, source: BinaryIO, digest: str, path: Path) -> None:
         hashed = hashlib.sha256()
-        archived = self._image.kind == "docker-archive"  # the digest is that of the unpacked layer
-        chunks = layer_chunks(source) if archived else iter(lambda: source.read(_CHUNK), b"")
+        chunks = layer_chunks(source) if self._place.by_content else iter(lambda: source.read(_CHUNK), b"")
         try:
             with open(path, "wb") as file:
                 for chunk in chunks:
@@ -114,14 +140,6 @@ class LayoutSource:
             raise
         if f"sha256:{hashed.hexdigest()}" != digest:
             raise BadManifest(f"its blob {digest} is damaged: make the layout or archive again")
-
-
-def _missing(built: BuiltImage, others: Sequence[str]) -> str:
-    only = f", only {', '.join(others)}" if others else ""
-    return (
-        f"no image with this name is here{only}: `rollyard images build --tag {built.name}:{built.tag}` makes it for this "
-        "machine, with --shared FOLDER for all nodes of a pool with this sharedFolder"
-    )
 
 
 def _manifest(layout: Layout) -> bytes:

@@ -1,4 +1,4 @@
-"""The two layouts in which a folder or a tar file holds images: OCI's, and that of `docker save`."""
+"""The layouts in which a folder or a tar file holds images: OCI's, that of `docker save`, and that of built images."""
 
 from __future__ import annotations
 
@@ -116,6 +116,20 @@ class DockerArchive:
         if len(listed) == 1:
             return listed[0]
         raise BadManifest(f"it has {len(listed)} images, so its name needs one of them at the end; {_offer(names)}")
+
+
+class BuiltLayout:
+    """A built image (`built_images.py`), whose manifest is a file of its own beside the blobs of all."""
+
+    def __init__(self, files: LayoutFiles, manifest: str) -> None:
+        self._files = files
+        self._manifest = manifest
+
+    def manifest(self) -> bytes:
+        return read_json_file(self._files, self._manifest)
+
+    def open(self, digest: str) -> BinaryIO:
+        return self._files.open(_blob_name(digest))
 
 
 def _blob_name(digest: str) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from click.testing import CliRunner, Result
 from rollyard.api.app import build
 from rollyard.cli.main import cli
 from rollyard.images.cache import ImageCache
-from rollyard.images.locks import try_lock
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.rollout import RolloutRequest
@@ -26,9 +22,9 @@ from rollyard.kinds.values.image_reference import parse_image
 from rollyard.trust.admin_kubeconfig import write_kubeconfig
 from rollyard.trust.bearer_tokens import Role
 from simulation.serving import serve_app
-from tests.images.test_local_files import LayoutMaker
 from tests.server.rollouts.test_service import Yard
 from tests.server.rollouts.test_service import yard as yard
+from tests.support.built_images import stored
 from tests.support.image_registry import BASE, Pusher, gz, tar
 
 
@@ -48,8 +44,8 @@ async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, no
     name = f"docker://{registry.host}/cli/list:v1"
     with await cache.get(parse_image(name)):
         lines = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()
-        assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "IN", "USE", "LAST", "USED"]
-        assert lines[1].split()[:4] == [name, digest[:19], "4M", "yes"]
+        assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "SHARED", "IN", "USE", "LAST", "USED"]
+        assert lines[1].split()[:5] == [name, digest[:19], "4M", "-", "yes"]
     assert "no" in CliRunner().invoke(cli, ["images", "list"]).output.splitlines()[1].split()
     shared = CliRunner().invoke(cli, ["images", "list", "--shared", str(tier)]).output.splitlines()
     assert shared[1].split()[:3] == [name, digest[:19], "1M"]
@@ -158,7 +154,7 @@ async def test_single_images_are_deleted_by_name_or_digest(registry: Pusher, nod
         digests.append(registry.image("cli/delete", f"v{number}", [BASE, layer]))
         names.append(f"docker://{registry.host}/cli/delete:v{number}")
         await cache.prefetch(parse_image(names[-1]))
-    path = archive(node / "image-cache", "numbers", "v1", 1)
+    path = stored(node / "image-cache", "numbers", "v1", 1)
     with await cache.get(parse_image(names[0])):
         done = await asyncio.to_thread(_run, "delete", *names[:2], "built:numbers:v1", "docker://x/y", digests[2][:19])
     said = [line.partition(", freed")[0] for line in done.stdout.splitlines()]
@@ -174,70 +170,35 @@ async def test_single_images_are_deleted_by_name_or_digest(registry: Pusher, nod
     assert [line.split()[0] for line in _run("list", *words).stdout.splitlines()[1:]] == names[2:]
 
 
-def archive(folder: Path, name: str, tag: str, hours: float) -> Path:
-    """Put the archive of a small image into a cache or a shared folder, last used so many hours ago."""
-    path = folder / "built" / name / f"{tag}.tar"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    layout = LayoutMaker(path.with_suffix(".layout"))
-    layout.image(tag, BASE, gz(tar(("big", os.urandom(1 << 20)))))
-    layout.archive(path)
-    shutil.rmtree(layout.folder)
-    os.utime(path, (time.time() - hours * 3600,) * 2)
-    return path
-
-
-def test_prune_deletes_the_incomplete_archive_of_a_killed_build(node: Path, open_folder: Path) -> None:
-    left, writes = (open_folder / "built" / "numbers" / f".{tag}.tar.new" for tag in ("v1", "v2"))
-    for path in (left, writes):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(2 << 20))
-        os.utime(path, (1000, 1000))
-    lock = try_lock(writes.with_suffix(".lock"), shared=False)
-    assert lock is not None
-    assert _run("prune", "--shared", str(open_folder), "--max-size", "1G").output == "freed 2M\n"
-    assert (left.exists(), writes.exists()) == (False, True)
-    lock.release_and_delete()
-
-
 @pytest.mark.parametrize("where", ["node", "shared"])
 def test_built_images_are_listed_and_pruned_by_their_last_use(node: Path, open_folder: Path, where: str) -> None:
     folder = node / "image-cache" if where == "node" else open_folder / "tier"
     words = [] if where == "node" else ["--shared", str(folder)]
     folder.mkdir()
-    old, new = archive(folder, "a/numbers", "old", 72), archive(folder, "a/numbers", "new", 2)
+    base = os.urandom(5 << 20)
+    old, new = (stored(folder, "a/numbers", tag, hours, base) for tag, hours in (("old", 72), ("new", 2)))
     listed = [line.split() for line in _run("list", *words).stdout.splitlines()]
-    assert [line[:3] for line in listed[1:]] == [[f"built:a/numbers:{tag}", "archive", "2M"] for tag in ("old", "new")]
+    names = [f"built:a/numbers:{tag}" for tag in ("old", "new")]
+    assert [line[:4] for line in listed[1:]] == [[name, "built", "2M", "6M"] for name in names]
     assert _run("prune", "--older-than", "2d", *words).stdout == "freed 1M\n"
     assert (old.exists(), new.exists()) == (False, True)
-    with held_lock(new):
-        assert _run("prune", "--older-than", "1h", *words).stdout == "freed 0M\n", "a build replaces it"
     os.utime(new)
-    assert "1M are left, which are in use" in _run("prune", "--max-size", "0", *words).stderr
-    assert _run("prune", "--older-than", "0s", *words).stdout == "freed 1M\n"
+    assert "6M are left, which are in use" in _run("prune", "--max-size", "0", *words).stderr
+    assert _run("prune", "--older-than", "0s", *words).stdout == "freed 6M\n"
     assert not new.parent.exists()
-
-
-@contextlib.contextmanager
-def held_lock(path: Path) -> Iterator[None]:
-    lock = try_lock(path.with_name(f".{path.name}.lock"), shared=False)
-    assert lock is not None
-    try:
-        yield
-    finally:
-        lock.release_and_delete()
 
 
 async def test_a_built_image_that_sandboxes_use_stays_and_its_use_is_noted(node: Path) -> None:
     cache = ImageCache(node / "image-cache")
-    path = archive(node / "image-cache", "numbers", "v1", 72)
+    path = stored(node / "image-cache", "numbers", "v1", 72)
     with await cache.get(parse_image("built:numbers:v1")):
-        os.utime(path, ns=(0, path.stat().st_mtime_ns))
+        path.with_suffix(".used").unlink()
         held = cache.here(parse_image("built:numbers:v1"))
         assert held is not None
-        assert time.time() - path.stat().st_atime < 60
+        assert time.time() - path.with_suffix(".used").stat().st_mtime < 60
         held.release()
         lines = [line.split() for line in _run("list").stdout.splitlines()[1:]]
-        assert [(line[0], line[3]) for line in lines] == [("built:numbers:v1", "yes")] * 2
+        assert [(line[0], line[4]) for line in lines] == [("built:numbers:v1", "yes")] * 2
         await asyncio.to_thread(_run, "prune", "--older-than", "0s", "--max-size", "0")
         assert path.exists()
     await asyncio.to_thread(_run, "prune", "--older-than", "0s")
@@ -253,7 +214,7 @@ async def test_a_built_image_that_rollouts_or_pools_need_stays(yard: Yard, node:
     tasks = [json.dumps({"kind": "math", "image": f"built:numbers:batch{n}"}) for n in range(100)]
     batch = BatchRequest(id="b", pool="swe", n=2, tasks=[Task.model_validate_json(task) for task in tasks])
     await yard.parts.batches.create("default", batch, tasks)
-    paths = {tag: archive(node / "image-cache", "numbers", tag, 72) for tag in ("default", "asked", "batch99", "other")}
+    paths = {tag: stored(node / "image-cache", "numbers", tag, 72) for tag in ("default", "asked", "batch99", "other")}
     words = ("prune", "--max-size", "0", "--kubeconfig")
     done = await asyncio.to_thread(_run, *words, str(tmp_path / "nowhere"))
     assert done.stderr.count("stays: the server must say that no rollout needs it (no kubeconfig") == 4

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rollyard.cli.image_build import build_many
+from rollyard.images.built_images import BuiltImages
+from rollyard.images.cache import ImageCache
+from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import parse_image
 from tests.image_builds.conftest import Builder
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.until import until
@@ -46,7 +52,9 @@ def test_many_builds_give_an_archive_each_and_name_the_failed_ones(builder: Buil
     into = builder.folder / "built"
     done = burst(builder, *good, *bad, "--into", str(into), "--at-once", "2", "--runtime", "bubblewrap")
     assert done.returncode == 1
-    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == [f"{into}/one.tar", f"{into}/two.tar"]
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == [
+        f"oci-archive:{into}/{name}.tar" for name in ("one", "two")
+    ]
     assert "three: Dockerfile:2: RUN echo words; false ended with exit status 1" in done.stderr
     assert "four: Dockerfile:1: there is no instruction 'FORM'" in done.stderr
     assert "2 of 4 images could not be built: four, three" in done.stderr
@@ -55,6 +63,39 @@ def test_many_builds_give_an_archive_each_and_name_the_failed_ones(builder: Buil
     assert "words" in log.read_text()
     again = burst(builder, *good, "--into", str(into))
     assert (again.returncode, again.stderr) == (0, "")
+
+
+async def test_many_builds_under_one_name_store_their_base_once(builder: Builder, open_folder: Path) -> None:
+    folders = contexts(builder, **{f"env{i}": f"FROM ../base\nRUN echo {i} > /file\n" for i in range(3)})
+    shared = open_folder / "shared"
+    shared.mkdir()
+    done = await asyncio.to_thread(burst, builder, *folders, "--tag", "envs", "--shared", str(shared))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == [f"built:envs:env{i}" for i in range(3)]
+    assert sorted(os.listdir(shared)) == ["built"]
+    found = BuiltImages(shared).images()
+    base = max(one.shared_bytes for one in found)
+    assert {one.shared_bytes for one in found} == {base}
+    assert BuiltImages(shared).bytes() - base == sum(one.own_bytes for one in found) < base / 5
+    cache = ImageCache(open_folder / "node", CacheSettings(shared_folder=str(shared)))
+    for number in range(3):
+        with await cache.get(parse_image(f"built:envs:env{number}")) as image:
+            assert (image.root / "file").read_text() == f"{number}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name the images: --tag NAME"),
+        (["--tag", "a", "--into", "b"], "name the images: --tag NAME"),
+        (["--into", "b", "--shared", "/"], "--shared needs --tag NAME"),
+        (["--tag", "a", "--cluster", "slurm"], "--tag needs --shared FOLDER, which all nodes see"),
+        (["--tag", "A"], "is not a name of a built image"),
+    ],
+)
+def test_many_builds_say_what_to_write(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(build_many, ["context", *words])
+    assert (done.exit_code, said in " ".join(done.output.split())) == (2, True), done.output
 
 
 async def test_a_job_array_builds_on_nodes(builder: Builder, slurm: Cluster) -> None:

@@ -20,7 +20,7 @@ async def test_a_layout_keeps_the_images_of_all_builds(tmp_path: Path) -> None:
 
     def write(tag: str) -> None:
         state = ImageState("", labels={"tag": tag})
-        asyncio.run(write_output(parse_output(f"oci:{tmp_path}/layout:{tag}"), state, store, -1))
+        asyncio.run(write_output(parse_output(f"oci:{tmp_path}/layout:{tag}"), state, store, -1, tmp_path))
 
     await asyncio.gather(*(asyncio.to_thread(write, tag) for tag in tags))
     listed = json.loads((tmp_path / "layout/index.json").read_bytes())["manifests"]

@@ -50,7 +50,7 @@ async def test_a_tagged_image_is_found_by_its_name(builder: Builder, open_folder
     made(builder, "3", "--tag", "numbers")
     assert await number(own, "built:numbers") == "3\n", "a newer image replaces an older one"
     assert own.has(parse_image("built:numbers:latest"))
-    assert sorted(os.listdir(shared / "built/numbers")) == ["latest.tar"]
+    assert sorted(os.listdir(shared / "built/images/numbers")) == ["latest.json", "latest.used"]
     with pytest.raises(ImageUnavailable, match=r"is here, only built:numbers:latest: `rollyard images build --tag n"):
         await number(node, "built:numbers:v1")
 
@@ -62,7 +62,7 @@ async def test_the_list_says_which_image_is_of_an_older_build(
 
     def listed() -> list[str]:
         lines = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()[1:]
-        return [line.split("   ")[0] for line in lines if " archive " not in line]
+        return [line.split("   ")[0] for line in lines if " built " not in line]
 
     made(builder, "1", "--tag", "numbers")
     assert listed() == []

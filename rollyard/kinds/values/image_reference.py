@@ -82,9 +82,9 @@ class BuiltImage:
     def text(self) -> str:
         return f"built:{self.name}:{self.tag}"
 
-    def archive(self, folder: str) -> str:
-        """Return the path of its archive in the node's cache of images, or in the shared folder."""
-        return os.path.join(folder, "built", self.name, f"{self.tag}.tar")
+    def manifest(self, folder: str) -> str:
+        """Return the path of its manifest in the node's cache of images, or in the shared folder."""
+        return os.path.join(folder, "built", "images", self.name, f"{self.tag}.json")
 
 
 ImageReference = RegistryImage | BuiltImage | LayoutImage | PathImage
