@@ -41,7 +41,7 @@ async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool
     if printed.attempt not in (trajectory.attempt, 0):
         printed.begin(trajectory.attempt)
     for index, turn in enumerate(trajectory.turns):
-        printed.turn(index, turn)
+        printed.turn(index, turn, break_lines(trajectory, index))
     printed.rest(trajectory.harness_output or "")
     _echo(_end_lines(trajectory))
 
@@ -110,10 +110,11 @@ class _Printed:
         """Print a command's output, or if it was printed while it ran, only the end of its last line."""
         _echo(_output_lines(output if self._line is None else self._line))
 
-    def turn(self, index: int, turn: Turn) -> None:
+    def turn(self, index: int, turn: Turn, begins: Sequence[str] = ()) -> None:
+        """`begins`: lines about the segment that the turn opens; they are known when the rollout has ended."""
         if index not in self._calls:
             self._calls.add(index)
-            _echo(call_lines(index, turn))
+            _echo([*begins, *call_lines(index, turn)])
         if index not in self._results and (lines := result_lines(turn)):
             self._results.add(index)
             _echo(lines)
@@ -122,7 +123,7 @@ class _Printed:
 def _print_ended(trajectory: Trajectory, tail: int | None) -> None:
     turns = list(enumerate(trajectory.turns))
     for index, turn in turns[len(turns) - tail if tail is not None and tail < len(turns) else 0 :]:
-        _echo([*call_lines(index, turn), *result_lines(turn)])
+        _echo([*break_lines(trajectory, index), *call_lines(index, turn), *result_lines(turn)])
     _echo([*_output_lines(trajectory.harness_output or ""), *_end_lines(trajectory)])
 
 
@@ -137,7 +138,24 @@ def _end_lines(trajectory: Trajectory) -> list[str]:
         lines.append(trajectory.cut_short)
     if trajectory.error is not None:
         lines.append(f"{trajectory.error.reason} in {trajectory.error.stage}: {trajectory.error.message}")
-    return lines
+    return [*lines, *break_counts(trajectory)]
+
+
+def break_lines(trajectory: Trajectory, index: int) -> list[str]:
+    """Return a line with the cause if the token prefix breaks before the turn at this index, so that a segment begins."""
+    turns = trajectory.turns
+    if index == 0 or turns[index].segment == turns[index - 1].segment:
+        return []
+    number = turns[index].segment
+    by = trajectory.segments[number].extras.get("opened_by")
+    words = [str(word) for word in by.values() if word] if isinstance(by, dict) else [str(by)] if by else []
+    return [f"--- segment {number + 1} begins: {': '.join(words) or 'the cause is not recorded'}"]
+
+
+def break_counts(trajectory: Trajectory) -> list[str]:
+    """Return a line with the number of breaks of the token prefix by cause; none without a break."""
+    counts = ", ".join(f"{cause} {number}" for cause, number in trajectory.breaks.items())
+    return [f"breaks of the token prefix: {counts}"] if counts else []
 
 
 def call_lines(index: int, turn: Turn) -> list[str]:

@@ -24,6 +24,7 @@ from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_lists import cell, list_, summary, top
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
+from rollyard.cli.rollout_turns import break_counts, break_lines
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import RollyardError
@@ -320,7 +321,8 @@ def transcript(trajectory: Trajectory) -> list[str]:
     if trajectory.regrade_of is not None:
         lines.append(f"scores the artifact of rollout {trajectory.regrade_of} again")
     for number, turn in enumerate(trajectory.turns, start=1):
-        lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
+        lines += ["", *break_lines(trajectory, number - 1)]
+        lines += [f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
         for result in turn.tool_results:
             lines += ["--- tool result", result]
         if turn.observation is not None or turn.reward is not None:
@@ -332,6 +334,7 @@ def transcript(trajectory: Trajectory) -> list[str]:
         lines += ["", f"--- {call.role}: {about}", call.text]
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     lines += ["", f"=== {trajectory.status.value}, reward {reward} {dict(trajectory.metrics)}"]
+    lines += [f"    {line}" for line in break_counts(trajectory)]
     if trajectory.parts:
         lines.append(f"    parts of the reward: {dict(trajectory.parts)}")
     lines += [f"    {line}" for note in trajectory.notes for line in note.splitlines()]
