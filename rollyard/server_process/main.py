@@ -32,6 +32,7 @@ from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server_process.advertise import advertised
 from rollyard.server_process.job.job_folder import ServerJobFolder
 from rollyard.server_process.job.standby_jobs import StandbyKeeper
+from rollyard.server_process.kubeconfig_link import link_newest
 from rollyard.server_process.parts_and_wakeups import Parts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose_driver import choose_driver
@@ -159,7 +160,8 @@ class RollyardServer:
         write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch, job=self._job()))
         kubeconfig = self.data / "admin.kubeconfig"
         self.parts.tokens.write_kubeconfig(url)
-        _link_newest(kubeconfig)
+        if (changed := link_newest(kubeconfig, Path.home() / ".rollyard" / "config")) is not None:
+            log.warning("%s", changed)
         print(json.dumps({"event": "serving", "url": url, "kubeconfig": str(kubeconfig)}), flush=True)  # noqa: T201
 
     async def run_background(self) -> None:
@@ -213,18 +215,6 @@ class RollyardServer:
             except Unavailable as error:
                 log.warning("old events were not deleted this time: %s", error)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
-
-
-def _link_newest(kubeconfig: Path) -> None:
-    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI. If the home folder cannot be
-    written, nothing happens."""
-    link = Path.home() / ".rollyard" / "config"
-    with contextlib.suppress(OSError):
-        link.parent.mkdir(mode=0o700, exist_ok=True)
-        fresh = link.with_name(f".config.{os.getpid()}")
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(kubeconfig)
-        fresh.replace(link)
 
 
 def _check_path(data: Path) -> None:
