@@ -44,7 +44,7 @@ def ui(kubeconfig: Path | None, port: int, no_browser: bool, demo: bool) -> None
         click.echo(f"  signs one browser in, once, within {CODE_SECONDS / 60:.0f} minutes", err=True)
         if not opened:
             opened = True
-            _explain(address, opens)
+            _explain(address, opens, file if demo else None)
             if opens:  # in a thread that nobody waits for, because some browsers return only when they are closed
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
@@ -69,9 +69,12 @@ def _has_browser() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
-def _explain(address: str, opens: bool) -> None:
+def _explain(address: str, opens: bool, own: Path | None) -> None:
+    """`own`: kubeconfig of a server that belongs to this command."""
     port = address.partition("127.0.0.1:")[2].partition("/")[0]
     if not opens and "SSH_CONNECTION" in os.environ:
         tunnel = f"ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}"
         click.echo(f"  on your own machine: `{tunnel}`, then open the address there", err=True)
+    if own is not None:
+        click.echo(f"  for commands beside the page, in another shell: `export ROLLYARD_KUBECONFIG={own}`", err=True)
     click.echo("  Ctrl-C ends it", err=True)

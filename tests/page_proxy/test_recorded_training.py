@@ -54,6 +54,11 @@ async def test_a_recorded_training_is_shown_and_a_killed_command_leaves_nothing(
         assert len(sampled["token_ids"]) == len(sampled["logprobs"]) > 50
         pools = (await get("/apis/rollyard.dev/v1alpha1/rolloutpools"))["items"]
         assert [pool["spec"]["suspend"] for pool in pools] == [True], "nothing runs"
+    while "ROLLYARD_KUBECONFIG=" not in (line := await asyncio.to_thread(command.stderr.readline)):
+        assert line, "the command ended"
+    file = line.partition("ROLLYARD_KUBECONFIG=")[2].strip("`\n")
+    out, _ = await home.rollyard("get", "rp", "--kubeconfig", file)
+    assert "train" in out
     command.kill()
     command.communicate()
     await until(lambda: not list((tmp_path / "tmp").iterdir()))
