@@ -12,11 +12,12 @@ from aiohttp import web
 from rollyard.api.object_writes import BASE
 from rollyard.api.query_parameters import accepts, namespace_of, seconds
 from rollyard.api.services import SERVICES, Services
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.schema.columns import pool_reason
+from rollyard.kinds.schema.columns import pool_reason, ready_count
 from rollyard.kinds.top import InferencePoolTop, NodesTop, NodeTop, RolloutPoolTop, SandboxTop, TopView
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
@@ -118,6 +119,6 @@ def _common_fields(pool: Pool) -> dict[str, object]:
     return {
         "namespace": pool.metadata.namespace,
         "name": pool.metadata.name,
-        "replicas": pool.status.replicas,
+        "replicas": evolve(pool.status.replicas, ready=ready_count(pool.status)),
         "reason": pool_reason(pool.status.conditions),
     }

@@ -45,6 +45,20 @@ def test_a_table_has_its_columns_in_line() -> None:
     assert not any(line.endswith(" ") for line in lines)
 
 
+def test_ready_is_never_full_for_a_pool_that_is_not_ready() -> None:
+    """A node agent without a model server was shown as 1/1, beside the reason why nothing could run."""
+    condition = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "NoInference",
+        "lastTransitionTime": "2030-01-01T00:00:00Z",
+    }
+    lacking = pool("swe", replicas={"desired": 1, "ready": 1, "updated": 1}, conditions=[condition])
+    assert table(RolloutPool, [lacking], wide=False, namespaces=False)[1].split()[1:4] == ["0/1", "1", "NoInference"]
+    whole = pool("swe", replicas={"desired": 1, "ready": 1}, conditions=[{**condition, "status": "True"}])
+    assert table(RolloutPool, [whole], wide=False, namespaces=False)[1].split()[1] == "1/1"
+
+
 def test_namespaces_and_wide_columns_are_shown_when_asked_for() -> None:
     found = table(RolloutPool, [pool("swe", "ml")], wide=False, namespaces=True)
     assert [line.split()[0] for line in found] == ["NAMESPACE", "ml"]

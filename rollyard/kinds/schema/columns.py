@@ -12,6 +12,7 @@ from rollyard.kinds.base import Condition, KindObject, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.foreign import CustomResourceDefinition, Namespace, Service
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
 
@@ -50,7 +51,15 @@ def age(since: datetime | None, now: datetime) -> str:
 
 
 def _ready(pool: InferencePool | RolloutPool) -> str:
-    return f"{pool.status.replicas.ready}/{pool.status.replicas.desired}"
+    return f"{ready_count(pool.status)}/{pool.status.replicas.desired}"
+
+
+def ready_count(status: PoolStatus) -> int:
+    """Number of ready allocations that serve. It is 0 where enough are ready and the pool is not: what the pool lacks,
+    such as its InferencePool, all of them lack."""
+    found = get_condition(status.conditions, "Ready")
+    is_ready = found is not None and found.status == "True"
+    return status.replicas.ready if is_ready or status.replicas.ready < status.replicas.desired else 0
 
 
 def pool_reason(conditions: list[Condition]) -> str:
@@ -65,7 +74,7 @@ def pool_reason(conditions: list[Condition]) -> str:
 _NAME = Column("NAME", "Name of the object.", lambda o, now: o.metadata.name)
 _AGE = Column("AGE", "Time since the object was created.", lambda o, now: age(o.metadata.creation_timestamp, now))
 _POOL = [
-    Column("READY", "Ready allocations / desired allocations.", lambda o, now: _ready(o)),
+    Column("READY", "Ready allocations that serve / desired allocations.", lambda o, now: _ready(o)),
     Column(
         "UP-TO-DATE", "Ready allocations made from the present spec.", lambda o, now: str(o.status.replicas.updated)
     ),
