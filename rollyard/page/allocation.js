@@ -1,7 +1,7 @@
 /** One allocation: its job in Slurm, its times, its output. */
 
 import { OBJECTS, request, url } from './api.js';
-import { spanOf, spanOfEnded, STATE_TONES, successorDue } from './allocation_state.js';
+import { isMissed, slurmSays, spanOf, spanOfEnded, STATE_TONES, successorDue } from './allocation_state.js';
 import { Conditions } from './conditions.js';
 import { Events, newest } from './events.js';
 import { UNKNOWN } from './format.js';
@@ -35,11 +35,11 @@ export function Allocation({ route }) {
     <${Facts} pairs=${[
       ['State', html`<${Mark} tone=${STATE_TONES[span.state]} word=${span.state} />`],
       ['Pool', html`<a href=${link(['pools', span.poolKind, span.pool], at)}>${span.pool}</a>`],
-      ['Job', span.job || UNKNOWN], ['Slurm says', span.jobState || 'not in its queue yet'], ['Node', span.node || UNKNOWN],
+      ['Job', span.job || UNKNOWN], ['Slurm says', slurmSays(span) || 'nothing yet'], ['Node', span.node || UNKNOWN],
       ['Submitted', html`<${Time} at=${span.submitted} />`],
       span.started === undefined && span.ended === undefined ? ['Expected start', html`<${Time} at=${span.expectedStart} />`] : ['Started', html`<${Time} at=${span.started} />`],
       ['First ready', html`<${Time} at=${span.ready} />`],
-      [span.ended === undefined ? 'Walltime ends' : 'Ended', html`<${Time} at=${span.ended ?? span.walltimeEnd} />`],
+      [span.ended === undefined ? 'Walltime ends' : isMissed(span) ? 'Ended before' : 'Ended', html`<${Time} at=${span.ended ?? span.walltimeEnd} />`],
       ...(span.exitCode === undefined || span.exitCode === null ? [] : [['Exit code', String(span.exitCode)]]),
       ...(due ? [['Successor due', html`<${Time} at=${due} />`]] : []),
       ...(span.successorOf ? [['Replaces', html`<a href=${link(['allocations', span.successorOf], at)}>${span.successorOf}</a>`]] : []),

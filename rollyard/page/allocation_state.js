@@ -2,7 +2,7 @@
 
 import { unix } from './format.js';
 
-/** @typedef {'pending' | 'starting' | 'running' | 'draining' | 'ended' | 'failed'} State */
+/** @typedef {'pending' | 'starting' | 'ready' | 'not ready' | 'suspended' | 'draining' | 'ending' | 'ended' | 'failed'} State */
 /**
  * @typedef {object} Span one allocation on the axis of time; times in Unix seconds
  * @property {string} namespace
@@ -18,14 +18,15 @@ import { unix } from './format.js';
  * @property {number | undefined} expectedStart Slurm's estimate
  * @property {string} node
  * @property {string} job
- * @property {string} jobState Slurm's word
+ * @property {string} jobState Slurm's word, or Rollyard's: GONE, and FAILED for a submit that was refused
  * @property {string} reason Slurm's or our reason, as it came
  * @property {string | undefined} successorOf
  * @property {number | undefined} exitCode
  */
 
 const ENDED = new Set(['COMPLETED', 'FAILED', 'TIMEOUT', 'CANCELLED', 'NODE_FAIL', 'PREEMPTED', 'OUT_OF_MEMORY', 'BOOT_FAIL', 'DEADLINE', 'REVOKED', 'GONE', 'LAUNCH_FAILED', 'RECONFIG_FAIL']);
-const QUIET_ENDS = new Set(['COMPLETED', 'CANCELLED']);
+/** Ends that are no fault of a job, a node or the template. That of GONE is not known. */
+const QUIET_ENDS = new Set(['COMPLETED', 'CANCELLED', 'TIMEOUT', 'PREEMPTED', 'DEADLINE', 'REVOKED', 'GONE']);
 
 /** @param {any} a an Allocation @returns {Span} */
 export function spanOf(a) {
@@ -39,11 +40,11 @@ export function spanOf(a) {
     name: a.metadata.name,
     pool: a.spec.pool.name,
     poolKind: a.spec.pool.kind,
-    state: ended ? (QUIET_ENDS.has(jobState) ? 'ended' : 'failed') : !began ? 'pending' : a.spec.drain ? 'draining' : s.ready || unix(s.readyAt) ? 'running' : 'starting',
+    state: ended ? (QUIET_ENDS.has(jobState) ? 'ended' : 'failed') : !began ? 'pending' : liveState(a),
     submitted: unix(s.intendedAt) ?? unix(a.metadata.creationTimestamp),
     started: began ? unix(s.startTime) : undefined,
     ready: unix(s.readyAt),
-    ended: ended ? end ?? Date.now() / 1000 : undefined,
+    ended: ended ? end ?? unix(a.metadata.creationTimestamp) : undefined,
     walltimeEnd: ended || !began ? undefined : end,
     expectedStart: began ? undefined : unix(s.startTime),
     node: s.node ?? '',
@@ -54,6 +55,23 @@ export function spanOf(a) {
     exitCode: s.exitCode,
   };
 }
+
+/** @param {any} a an Allocation whose job has started @returns {State} */
+function liveState({ spec, status }) {
+  if (status.jobState === 'COMPLETING') return 'ending';
+  if (status.jobState === 'SUSPENDED') return 'suspended';
+  if (spec.drain) return 'draining';
+  return status.ready ? 'ready' : status.readyAt ? 'not ready' : 'starting';
+}
+
+/** What Slurm says of the job, in its own word where it has one. @param {Span} span */
+export function slurmSays({ job, jobState }) {
+  if (jobState === 'GONE') return 'no longer knows it';
+  return jobState === 'FAILED' && !job ? 'refused the submit' : jobState;
+}
+
+/** Whether the end's time is not known: the job was missed at `ended`. @param {Span} span */
+export const isMissed = (span) => span.jobState === 'GONE';
 
 /** @param {any} e an entry of /v1/allocations/history @returns {Span} */
 export function spanOfEnded(e) {
@@ -76,4 +94,6 @@ export function successorDue(span, pool) {
 }
 
 /** @type {Record<State, import('./mark.js').Tone>} */
-export const STATE_TONES = { pending: 'wait', starting: 'work', running: 'good', draining: 'warn', ended: 'none', failed: 'bad' };
+export const STATE_TONES = {
+  pending: 'wait', starting: 'work', ready: 'good', 'not ready': 'bad', suspended: 'warn', draining: 'warn', ending: 'wait', ended: 'none', failed: 'bad',
+};

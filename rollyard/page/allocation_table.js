@@ -1,6 +1,6 @@
 /** Allocations as a table: times, nodes, and Slurm's own words. */
 
-import { spanOf, STATE_TONES } from './allocation_state.js';
+import { isMissed, slurmSays, spanOf, STATE_TONES } from './allocation_state.js';
 import { UNKNOWN } from './format.js';
 import { Mark } from './mark.js';
 import { link, ns } from './route.js';
@@ -22,11 +22,11 @@ export function SpanTable({ spans, empty }) {
     { head: 'Allocation', main: true, cell: (/** @type {Span} */ s) => html`<a href=${link(['allocations', s.name], { ns: ns(s.namespace) })}>${s.name}</a>` },
     { head: 'State', cell: (/** @type {Span} */ s) => html`<${Mark} tone=${STATE_TONES[s.state]} word=${s.state} />` },
     { head: 'Job', figure: true, cell: (/** @type {Span} */ s) => s.job || UNKNOWN },
-    { head: 'Slurm says', cell: (/** @type {Span} */ s) => s.jobState || UNKNOWN },
+    { head: 'Slurm says', cell: (/** @type {Span} */ s) => slurmSays(s) || UNKNOWN },
     { head: 'Node', cell: (/** @type {Span} */ s) => s.node || UNKNOWN },
     { head: 'Submitted', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.submitted} />` },
     { head: 'Started', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.started} />` },
-    { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.ended ?? s.walltimeEnd} />` },
+    { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`${isMissed(s) ? 'before ' : ''}<${Time} at=${s.ended ?? s.walltimeEnd} />` },
     { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${visible(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
   ]} />`;
 }

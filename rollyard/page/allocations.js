@@ -6,6 +6,7 @@ import { spanOf, spanOfEnded, successorDue } from './allocation_state.js';
 import { SpanTable } from './allocation_table.js';
 import { Filters } from './filters.js';
 import { live, object, objects } from './live.js';
+import { Missed } from './loaded.js';
 import { usePoll } from './poll.js';
 import { namespaceOf } from './route.js';
 import { useNow } from './time.js';
@@ -41,7 +42,7 @@ function All({ route }) {
   return html`<h1>Allocations</h1>
     <${Filters} route=${route} filters=${[{ name: 'pool', label: 'Pool', options: pools.map((p) => [p, p]) }]} />
     <${TimeRange} route=${route} />
-    ${past.error && html`<p class="problem">${past.error.isUnknownRoute ? 'This server does not tell of allocations that are gone, so only those that exist are shown.' : `Allocations that are gone are not known: ${past.error.message}`}</p>`}
+    <${Missed} of=${past} what="list of ended allocations" />
     ${!live.listed ? html`<p class="dim">Reading the allocations …</p>` : spans.length > 0 && html`<${Timeline} spans=${shown} from=${Math.max(since, Math.min(...shown.map((s) => s.submitted ?? since)) - 60)} to=${to} now=${now} />`}
     ${spans.length > MOST_LANES && html`<p class="dim">The newest ${MOST_LANES} of ${spans.length} are drawn; the table has all.</p>`}
     ${live.listed && html`<${SpanTable} spans=${spans} empty="No allocation existed in this time. A pool with a size above 0 makes some." />`}`;

@@ -29,6 +29,13 @@ export function troubles(pool) {
   return (pool.status?.conditions ?? []).filter((/** @type {any} */ c) => ['bad', 'warn'].includes(toneOfCondition(c)));
 }
 
+/** The number of ready allocations that serve; 0 where enough are ready and the pool is not. @param {any} pool @returns {number | undefined} */
+export function readyCount(pool) {
+  const { ready, desired } = pool.status?.replicas ?? {};
+  const is = (pool.status?.conditions ?? []).some((/** @type {any} */ c) => c.type === 'Ready' && c.status === 'True');
+  return is || ready === undefined || ready < desired ? ready : 0;
+}
+
 /** The pool's state in a mark. @param {{pool: any}} props */
 export function PoolMark({ pool }) {
   const ready = (pool.status?.conditions ?? []).find((/** @type {any} */ c) => c.type === 'Ready');

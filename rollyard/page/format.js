@@ -64,5 +64,8 @@ export function clock(at) {
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
 }
 
-/** @param {number} at Unix seconds */
-export const timeOfDay = (at) => clock(at).slice(11);
+/** Time of day, with the date of another day than today. @param {number} at Unix seconds */
+export function timeOfDay(at) {
+  const [text, today] = [clock(at), clock(Date.now() / 1000)];
+  return text.slice(0, 10) === today.slice(0, 10) ? text.slice(11) : text;
+}

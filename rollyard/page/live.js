@@ -31,6 +31,8 @@ export const onReturn = new Set();
 /** @type {Set<() => void>} */
 const listeners = new Set();
 let notifying = 0;
+/** Unix seconds at which the server sent something last. */
+let heard = Date.now() / 1000;
 
 function notify() {
   notifying ||= setTimeout(() => {
@@ -45,7 +47,7 @@ const keyOf = (object) => `${object.metadata.namespace}/${object.metadata.name}`
 /** @param {boolean} connected @param {string} problem */
 function connection(connected, problem) {
   const changed = connected !== live.connected;
-  if (changed) live.since = Date.now() / 1000;
+  if (changed) live.since = connected ? Date.now() / 1000 : heard;
   live.connected = connected;
   live.problem = problem;
   notify();
@@ -83,6 +85,7 @@ async function read(control) {
       const { done, value } = await reader.read();
       if (done) return 'the server ended the stream';
       fed();
+      heard = Date.now() / 1000;
       const lines = (rest + decoder.decode(value, { stream: true })).split('\n');
       rest = lines.pop() ?? '';
       for (const line of lines) {
@@ -150,6 +153,17 @@ export function objects(kind, namespace) {
 
 /** @param {string} kind @param {string} namespace @param {string} name @returns {any} */
 export const object = (kind, namespace, name) => live.kinds[kind].get(`${namespace}/${name}`);
+
+/** The condition of a pool that says that Slurm's queue cannot be read, or is in doubt. Undefined: no pool says so. @returns {any} */
+export function slurmAway() {
+  for (const kind of ['RolloutPool', 'InferencePool']) {
+    for (const o of live.kinds[kind].values()) {
+      const found = o.status?.conditions?.find((/** @type {any} */ c) => c.type === 'SlurmReachable' && c.status === 'False');
+      if (found) return found;
+    }
+  }
+  return undefined;
+}
 
 /** Names of all namespaces that have an object. */
 export function namespaces() {

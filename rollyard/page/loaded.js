@@ -7,10 +7,16 @@ import { html } from './view.js';
 /** Draw an answer, or say why there is none.
  * @param {{of: import('./poll.js').Answer, what: string, children: (data: any) => unknown}} props */
 export function Loaded({ of, what, children }) {
-  const told = !live.connected && of.error?.isAway; // the head of the page says why, and since when
-  const note = of.error && (told ? of.data === undefined && html`<p class="dim" role="status">Not known: ${what}.</p>` : html`<p class="problem" role="status">${why(of, what)}</p>`);
-  if (of.data === undefined) return note || html`<p class="dim">Reading ${what} …</p>`;
-  return html`${note}${children(of.data)}`;
+  if (of.data === undefined && !of.error) return html`<p class="dim">Reading ${what} …</p>`;
+  return html`<${Missed} of=${of} what=${what} />${of.data !== undefined && children(of.data)}`;
+}
+
+/** Say that there is no newer answer, and of when the shown one is. @param {{of: import('./poll.js').Answer, what: string}} props */
+export function Missed({ of, what }) {
+  if (!of.error) return null;
+  const told = !live.connected && of.error.isAway; // the head of the page says why, and since when
+  if (told) return of.data === undefined ? html`<p class="dim" role="status">Not known: ${what}.</p>` : null;
+  return html`<p class="problem" role="status">${why(of, what)}</p>`;
 }
 
 /** @param {import('./poll.js').Answer} of @param {string} what */

@@ -5,7 +5,7 @@ import { Batches } from './batches.js';
 import { Evaluations } from './evaluations.js';
 import { timeOfDay } from './format.js';
 import { Group } from './group.js';
-import { follow, namespaces, useLive } from './live.js';
+import { follow, namespaces, slurmAway, useLive } from './live.js';
 import { Overview } from './overview.js';
 import { Pools } from './pools.js';
 import { Rollout } from './rollout.js';
@@ -13,6 +13,7 @@ import { Rollouts } from './rollouts.js';
 import { go, link, namespaceOf, ns, useRoute } from './route.js';
 import { Servers } from './servers.js';
 import { Training } from './training.js';
+import { visible } from './visible_text.js';
 import { html, render, useEffect, useRef } from './view.js';
 
 /** View outside the navigation -> the one that leads to it. @type {Record<string, string>} */
@@ -50,6 +51,7 @@ function App() {
     }
     first.current = false;
   }, [address]);
+  const away = slurmAway();
   const space = namespaceOf(route);
   const spaces = [...new Set([...namespaces(), space])];
   return html`
@@ -67,6 +69,7 @@ function App() {
     ${!state.connected && html`<p class="problem banner">${state.listed
       ? `Not connected since ${timeOfDay(state.since)}${state.problem ? `: ${state.problem}` : ''}. What you see is older than that; the page tries again by itself.`
       : state.problem ? `Not connected: ${state.problem}. Is \`rollyard serve\` running? The page tries again by itself.` : 'Connecting …'}</p>`}
+    ${state.connected && away && html`<p class="problem banner" role="status">${visible(away.message)}. States, nodes and times of jobs are as Slurm gave them before that.</p>`}
     <main id="main" tabindex="-1" ref=${main}><${View} key=${address} route=${route} /></main>`;
 }
 

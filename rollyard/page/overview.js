@@ -1,11 +1,11 @@
 /** What runs, what waits and for what, and what is wrong now. */
 
 import { OBJECTS, url } from './api.js';
-import { PoolMark, troubles, toneOfCondition } from './conditions.js';
+import { PoolMark, readyCount, troubles, toneOfCondition } from './conditions.js';
 import { Events, newest } from './events.js';
 import { count, decimal, percent, UNKNOWN, unix } from './format.js';
 import { live, objects } from './live.js';
-import { Loaded } from './loaded.js';
+import { Loaded, Missed } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
 import { link, namespaceOf, ns } from './route.js';
@@ -95,7 +95,7 @@ function PoolTables({ namespace, top }) {
   /** @param {string} list @param {any} pool */
   const now = (list, pool) => top.data?.[list]?.find((/** @type {any} */ p) => p.name === pool.metadata.name);
   const name = (/** @type {any} */ p) => html`<a href=${link(['pools', p.kind, p.metadata.name], { ns: ns(namespace) })}>${p.metadata.name}</a>`;
-  const ready = (/** @type {any} */ p) => `${p.status?.replicas?.ready ?? UNKNOWN}/${p.status?.replicas?.desired ?? UNKNOWN}`;
+  const ready = (/** @type {any} */ p) => `${readyCount(p) ?? UNKNOWN}/${p.status?.replicas?.desired ?? UNKNOWN}`;
   /** @param {any} p @param {string} stage */
   const stage = (p, stage) => { const s = now('rolloutPools', p)?.stages?.[stage]; return s ? html`${s.inFlight}<span class="dim">/${s.width}</span>` : UNKNOWN; };
   /** @param {any} p @param {string[]} words */
@@ -116,7 +116,7 @@ function PoolTables({ namespace, top }) {
       { head: 'KV use', figure: true, cell: (/** @type {any} */ p) => percent(load(p).kvUsage) }, { head: 'Prefix hits', figure: true, cell: (/** @type {any} */ p) => percent(load(p).prefixHitRate) },
       { head: 'Weights', cell: (/** @type {any} */ p) => now('inferencePools', p)?.weightsVersions?.join(', ') || UNKNOWN },
     ]} />`}
-    ${top.error && html`<p class="problem">The present load is not known: ${top.error.message}</p>`}`;
+    <${Missed} of=${top} what="load" />`;
 }
 
 /** Pending jobs, and queued rollouts by the reason for which they wait. @param {{namespace: string, queued: unknown}} props */
@@ -133,7 +133,7 @@ function Waiting({ namespace, queued }) {
     reasons.set(word, found);
   }
   if (!pending.length && !queued) return null;
-  return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2>
+  return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2><${Missed} of=${answer} what="reasons for which rollouts wait" />
     ${reasons.size > 0 && html`<${Table} stack caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.n) }, { head: 'Reason', main: true, cell: (/** @type {any} */ r) => r.word },
       { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => visible(r.example) },

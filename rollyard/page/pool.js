@@ -2,11 +2,11 @@
 
 import { OBJECTS } from './api.js';
 import { AllocationTable } from './allocation_table.js';
-import { Conditions, PoolMark } from './conditions.js';
+import { Conditions, PoolMark, readyCount } from './conditions.js';
 import { Events, newest } from './events.js';
 import { count, decimal, duration, UNKNOWN, unix } from './format.js';
 import { live, object, objects } from './live.js';
-import { Loaded } from './loaded.js';
+import { Loaded, Missed } from './loaded.js';
 import { usePoll } from './poll.js';
 import { PoolHistory } from './pool_history.js';
 import { link, namespaceOf, ns } from './route.js';
@@ -32,14 +32,14 @@ export function Pool({ route }) {
   return html`<h1><span class="kind">${kind}</span> ${name}</h1>
     <${Facts} pairs=${[
       ['State', html`<${PoolMark} pool=${pool} />`],
-      ...['desired', 'requested', 'observed', 'ready', 'updated'].map((w) => [w[0].toUpperCase() + w.slice(1), count(size[w])]),
+      ...['desired', 'requested', 'observed', 'ready', 'updated'].map((w) => [w[0].toUpperCase() + w.slice(1), count(w === 'ready' ? readyCount(pool) : size[w])]),
       ['Created', html`<${Time} at=${pool.metadata.creationTimestamp} />`],
       ['From submit to ready', duration(status.startupSeconds)],
       ['GPU-hours', status.gpuLedger?.past || Object.keys(status.gpuLedger?.spells ?? {}).length ? `${decimal(gpuHours(status.gpuLedger))}${pool.spec.maxGpuHours ? ` of ${pool.spec.maxGpuHours}` : ''}` : 'no GPU'],
       ...(kind === 'RolloutPool' ? roles(pool, namespace) : [['Model servers', html`<a href=${link(['servers', name], { ns: ns(namespace) })}>${(status.endpoints ?? []).length}</a>`]]),
     ]} />
     <section><h2>Conditions</h2><${Conditions} conditions=${status.conditions ?? []} /></section>
-    ${kind === 'RolloutPool' && html`<${Stages} pool=${pool} now=${now} error=${top.error} />`}
+    ${kind === 'RolloutPool' && html`<${Stages} pool=${pool} now=${now} top=${top} />`}
     <${PoolHistory} pool=${pool} route=${route} />
     <${Decisions} pool=${pool} />
     <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} empty="The pool has no allocation now." /></section>
@@ -60,11 +60,11 @@ function roles(pool, namespace) {
   return Object.entries(pool.spec.inference ?? {}).map(([role, name]) => [`Role ${role}`, html`<a href=${link(['pools', 'InferencePool', name], { ns: ns(namespace) })}>${name}</a>`]);
 }
 
-/** @param {{pool: any, now: any, error: any}} props */
-function Stages({ pool, now, error }) {
+/** @param {{pool: any, now: any, top: import('./poll.js').Answer}} props */
+function Stages({ pool, now, top }) {
   const rows = ['INIT', 'RUN', 'EVAL'].map((stage) => ({ stage, spec: pool.spec.stages?.[stage.toLowerCase()], ...(now?.stages?.[stage] ?? {}) }));
   const boxes = now?.sandboxes;
-  return html`<section><h2>Stages</h2>${error && html`<p class="problem">The present load is not known: ${error.message}</p>`}
+  return html`<section><h2>Stages</h2><${Missed} of=${top} what="load" />
     <${Table} caption="Stages" fit rows=${rows} keyOf=${(/** @type {any} */ r) => r.stage} columns=${[
       { head: 'Stage', main: true, cell: (/** @type {any} */ r) => r.stage },
       { head: 'Queued', figure: true, cell: (/** @type {any} */ r) => count(r.queued) },

@@ -1,6 +1,6 @@
 /** The list of pools, and one pool. */
 
-import { troubles, PoolMark } from './conditions.js';
+import { readyCount, troubles, PoolMark } from './conditions.js';
 import { count, UNKNOWN } from './format.js';
 import { live, objects } from './live.js';
 import { Mark } from './mark.js';
@@ -20,7 +20,7 @@ export function Pools({ route }) {
       { head: 'Pool', main: true, cell: (/** @type {any} */ p) => html`<a href=${link(['pools', p.kind, p.metadata.name], { ns: ns(namespace) })}>${p.metadata.name}</a>` },
       { head: 'Kind', cell: (/** @type {any} */ p) => p.kind },
       { head: 'State', cell: (/** @type {any} */ p) => html`<${PoolMark} pool=${p} />` },
-      ...['desired', 'requested', 'observed', 'ready', 'updated'].map((word) => ({ head: word[0].toUpperCase() + word.slice(1), figure: true, cell: (/** @type {any} */ p) => count(p.status?.replicas?.[word]) })),
+      ...['desired', 'requested', 'observed', 'ready', 'updated'].map((word) => ({ head: word[0].toUpperCase() + word.slice(1), figure: true, cell: (/** @type {any} */ p) => count(word === 'ready' ? readyCount(p) : p.status?.replicas?.[word]) })),
       { head: 'Size', cell: (/** @type {any} */ p) => sizeOf(p) },
       { head: 'Created', cell: (/** @type {any} */ p) => html`<${Time} at=${p.metadata.creationTimestamp} />` },
       { head: 'Trouble', wide: true, cell: (/** @type {any} */ p) => troubles(p).map((/** @type {any} */ c) => html`<${Mark} key=${c.type} tone="warn" word=${`${c.type}: ${c.reason}`} /> `) },

@@ -4,7 +4,7 @@ import { OBJECTS } from './api.js';
 import { Chart } from './chart.js';
 import { count, decimal, duration, percent, UNKNOWN } from './format.js';
 import { live, objects } from './live.js';
-import { Loaded } from './loaded.js';
+import { Loaded, Missed } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
 import { historyUrl, recordedFrom } from './pool_history.js';
@@ -25,7 +25,7 @@ export function Servers({ route }) {
   return html`<h1>Model servers${route.path[1] ? html` of ${route.path[1]}` : ''}</h1>
     ${live.listed && !pools.length && html`<p class="empty">No InferencePool here. It is declared in YAML, as in <code>examples/demo/pools.yaml</code>.</p>`}
     ${pools.length > 0 && html`<${TimeRange} route=${route} />`}
-    ${top.error && html`<p class="problem">The present load is not known: ${top.error.message}</p>`}
+    <${Missed} of=${top} what="load" />
     ${pools.map((pool) => html`<${OnePool} key=${pool.metadata.uid} pool=${pool} route=${route} now=${top.data?.inferencePools?.find((/** @type {any} */ p) => p.name === pool.metadata.name)} />`)}`;
 }
 

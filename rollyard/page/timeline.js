@@ -5,6 +5,8 @@ import { link, ns } from './route.js';
 import { html } from './view.js';
 
 const [W, LANE, LEFT, TOP] = [1200, 20, 190, 20];
+/** Colour of a job that was ready once. @type {Record<string, string>} */
+const COLOURS = { draining: 'draining', ending: 'draining', suspended: 'silent', 'not ready': 'silent' };
 const STEPS = [60, 300, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
 
 /** @typedef {import('./allocation_state.js').Span} Span */
@@ -23,7 +25,7 @@ export function Timeline({ spans, from, to, now }) {
       ${spans.map((s, i) => html`<g key=${`${s.name}/${s.job}`} transform=${`translate(0 ${TOP + i * LANE})`}><${Lane} s=${s} px=${px} now=${now} /></g>`)}
       <line class="nowline" x1=${px(now)} x2=${px(now)} y1=${TOP - 4} y2=${height} />
     </svg></div>
-    <figcaption><span class="legend">${[['pending', 'waits in Slurm'], ['starting', 'starting'], ['running', 'ready'], ['draining', 'draining'], ['ended', 'ended'], ['failed', 'ended by a fault']].map(([k, text]) => html`<span key=${k}><svg class="key" width="16" height="10" aria-hidden="true"><rect class=${k} width="16" height="10" rx="2" /></svg>${text}</span>`)}
+    <figcaption><span class="legend">${[['pending', 'waits in Slurm'], ['starting', 'starting'], ['running', 'ready'], ['silent', 'not ready any more'], ['draining', 'draining'], ['ended', 'ended'], ['failed', 'ended by a fault']].map(([k, text]) => html`<span key=${k}><svg class="key" width="16" height="10" aria-hidden="true"><rect class=${k} width="16" height="10" rx="2" /></svg>${text}</span>`)}
       <span><svg class="key" width="16" height="10" aria-hidden="true"><rect class="rest" x="1" y="1" width="14" height="8" /></svg>rest of the walltime</span>
       <span><svg class="key" width="12" height="12" aria-hidden="true"><path class="planned" d="M6 1L11 6L6 11L1 6Z" /></svg>a successor should be ready</span></span></figcaption></figure>`;
 }
@@ -36,7 +38,7 @@ function Lane({ s, px, now }) {
   const bar = (/** @type {string} */ kind, /** @type {number | undefined} */ a, /** @type {number} */ b, /** @type {string} */ text) => (a === undefined || b <= a || px(b) - px(a) <= 0 ? null
     : html`<rect class=${kind} x=${px(a)} y="3" width=${Math.max(px(b) - px(a), 1.5)} height="13" rx="2"><title>${`${s.name}: ${text}, ${duration(b - a)} from ${timeOfDay(a)}`}</title></rect>`);
   const over = s.ended !== undefined;
-  const main = over ? s.state : s.state === 'draining' ? 'draining' : 'running';
+  const main = over ? s.state : COLOURS[s.state] ?? 'running';
   return html`<a href=${link(['allocations', s.name], { ns: ns(s.namespace) })}><text class="name" x="2" y="14">${s.name.length > 28 ? `${s.name.slice(0, 26)}…` : s.name}</text></a>
     ${bar('pending', s.submitted, start, s.jobState === 'PENDING' ? `pending ${s.reason}` : 'was pending')}
     ${s.started !== undefined && bar(over && ready === undefined ? main : 'starting', s.started, ready ?? end, over && ready === undefined ? `ended ${s.jobState} ${s.reason}` : 'starting')}
