@@ -19,6 +19,7 @@ from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.shims import Shims
+from tests.support.shown import ShownPage, shown_page
 from tests.support.yard import Yard, end, merge, requests
 
 BUDGETS = {
@@ -44,6 +45,8 @@ class Field:
         self.submitted = 0
         self.attempts: set[int] = set()
         """Attempt numbers of the results that `all_is_well` saw last."""
+        self.page: ShownPage | None = None
+        """The page in a browser; None if there is no browser, or if nothing is compared with it."""
         self.client: AsyncClient
         self._open = contextlib.AsyncExitStack()
 
@@ -94,6 +97,13 @@ class Field:
         await self.yard.ready(self.client)
         await self.submit("before", 1)
 
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Keep the page open in a browser, so that what it shows is compared after each fault."""
+        async with shown_page(self.yard, self.cluster) as self.page:
+            yield
+        self.page = None
+
     async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
         """Submit tasks in code: the first one in mathematics costs a node agent two seconds of CPU time."""
         self.ids += await self.client.submit(requests(0, count, prefix=f"{prefix}-{self.submitted}"))
@@ -109,6 +119,22 @@ class Field:
         self.ids.clear()
         await self.settled(jobs)
         assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
+        await self.shown_is_true()
+
+    async def shown_is_true(self) -> None:
+        """Compare the page with the queue, the processes and the store."""
+        if self.page is not None:
+            await self.page.is_true()
+
+    async def shown_as_away(self) -> None:
+        """The page says that Slurm's queue is not known, and since when."""
+        if self.page is not None:
+            await self.page.says_slurm_is_away()
+
+    async def shown_as_not_connected(self, since: float) -> None:
+        """The page says that the server is away. `since`: Unix time of the server's end."""
+        if self.page is not None:
+            await self.page.says_not_connected(since)
 
     async def settled(self, jobs: int = JOBS) -> None:
         """Wait until as many jobs live as are declared, and each is one of an allocation."""

@@ -14,7 +14,8 @@ from tests.support.slurm_field import QUICK, Field, field_of
 async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
     async with field_of(tmp_path_factory, accounting=True, conf=(*QUICK, "KillWait=3")) as found:
         await found.begin()
-        yield found
+        async with found.watched():
+            yield found
 
 
 @pytest_asyncio.fixture(loop_scope="package")

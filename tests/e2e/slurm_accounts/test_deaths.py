@@ -29,6 +29,7 @@ async def told(field: Field, old: Allocation, *states: str) -> str:
 
     await field.yard.until(said)
     assert status.end_time is not None
+    await field.shown_is_true()
     return status.reason
 
 

@@ -30,6 +30,7 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
         return "WaitingForSlurm" in await field.condition("Ready", "False")
 
     await field.yard.until(told)
+    await field.shown_is_true()
     await field.slurm("scancel", boss)
     await field.all_is_well()
     assert (await field.pool()).status.failures <= failures, "a preemption is nobody's failure"
@@ -53,6 +54,7 @@ async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:
         return words in await field.condition("Ready", "False")
 
     await field.yard.until(told)
+    await field.shown_is_true()
     await field.slurm("sacctmgr", "-i", "modify", "qos", "one", "set", "MaxJobsPerUser=-1")
     await field.yard.ready(field.client)
     await field.all_is_well()

@@ -21,7 +21,8 @@ async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field
 
         await found.yard.until(has_table)
         await found.begin()
-        yield found
+        async with found.watched():
+            yield found
 
 
 @pytest_asyncio.fixture(loop_scope="package")

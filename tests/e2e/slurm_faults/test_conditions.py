@@ -40,6 +40,7 @@ async def test_a_scancel_of_all_jobs_and_a_suspended_one_are_told_as_what_they_a
         return (await field.condition("Ready", "False", "InferencePool", "policy")).startswith(words)
 
     await field.yard.until(suspended)
+    await field.shown_is_true()
     await field.slurm("scontrol", "resume", server.status.job_id)
     await field.condition("Ready", "True", "InferencePool", "policy")
     await field.all_is_well()
@@ -80,6 +81,7 @@ async def test_an_end_of_the_walltime_that_no_successor_covers_is_told(field: Fi
     assert "and its successor demo-rp-" in blocked
     assert "StrategyReplace" not in blocked
     message = await field.condition("Ready", "False")
+    await field.shown_is_true()
     assert message.startswith("WalltimeEnds: accepts no rollouts: the walltime ends at")
     assert "before the budgets of a rollout (20 s)" in message
 

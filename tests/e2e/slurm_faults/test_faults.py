@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -25,6 +26,7 @@ async def test_a_controller_that_hangs_changes_nothing(field: Field, long_run: b
     before = {j.id for j in await field.yard.jobs()}
     await asyncio.to_thread(field.cluster.freeze)
     assert "until it can be read, nothing is created or ended" in await field.condition("SlurmReachable", "False")
+    await field.shown_as_away()
     await field.client.scale(DEMO, 3)
     await asyncio.sleep(30 if long_run else 1)  # the stated duration; work goes on without Slurm
     await asyncio.to_thread(field.cluster.thaw)
@@ -38,6 +40,7 @@ async def test_a_controller_that_dies_and_comes_back_changes_nothing(field: Fiel
     await asyncio.to_thread(field.cluster.settle)
     await asyncio.to_thread(field.cluster.stop_daemon, "slurmctld")
     await field.condition("SlurmReachable", "False")
+    await field.shown_as_away()
     await asyncio.to_thread(field.cluster.start_daemon, "slurmctld")
     await field.condition("SlurmReachable", "True")
     await field.all_is_well()
@@ -82,6 +85,7 @@ async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
         return not alive(pid)
 
     await field.yard.until(gone)  # told to exit, though no slurmd is there to end it
+    await field.shown_is_true()
     await field.regain(old.status.node)
     await field.all_is_well()
 
@@ -99,6 +103,7 @@ async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, 
         return state in (await field.slurm("sinfo", "-h", "-n", node, "-o", "%T")).lower()
 
     await field.yard.until(shown)
+    await field.shown_is_true()
     if state == "down":
         assert node not in {j.node for j in await field.yard.jobs()}
     await field.slurm("scontrol", "update", f"NodeName={node}", "State=resume")
@@ -165,6 +170,7 @@ async def test_a_walltime_that_is_cut_short_ends_a_job_and_no_rollout(field: Fie
         return found is None or found.status.is_ended
 
     await field.yard.until(over, 150)
+    await field.shown_is_true()
     await field.all_is_well()
 
 
@@ -208,6 +214,7 @@ async def test_a_server_killed_between_two_lines_makes_no_second_job(field: Fiel
             await field.client.scale(DEMO, 3)
     assert field.yard.server is not None
     await asyncio.to_thread(field.yard.server.wait, 120)
+    await field.shown_as_not_connected(time.time())
     field.yard.stop()
     field.yard.start()
     await field.connect()
@@ -222,6 +229,7 @@ async def test_a_record_that_slurm_has_purged_is_missed(field: Field) -> None:
     old = await field.running()
     assert old.status.job_id is not None
     field.yard.stop()
+    await field.shown_as_not_connected(time.time())
     await asyncio.to_thread(field.cluster.configure, "MinJobAge=2")
     await field.slurm("scancel", old.status.job_id)
 

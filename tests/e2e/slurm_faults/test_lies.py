@@ -25,6 +25,7 @@ async def lie(field: Field, what: str, times: int, words: str) -> None:
         return words in await field.condition("SlurmReachable", "False")
 
     await field.yard.until(told)
+    await field.shown_as_away()
     field.shims.order("squeue", what, times)
 
 
