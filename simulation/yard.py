@@ -434,7 +434,7 @@ class RolloutSide(SimulatedPool):
         """Fill the node agents, the emptiest first, if the rest of their walltime covers the budgets."""
         if not self._queue:
             return
-        now, budget = self.clock.now, self.pool.spec.budget_seconds
+        now, budget = self.clock.now, self.pool.spec.stages.budget_seconds
         able = [agent for name, agent in self.node_agents.items() if agent.room > 0 and self._takes(name, now + budget)]
         while self._queue and able:
             rollout, agent = self._queue[0], max(able, key=lambda a: a.room)

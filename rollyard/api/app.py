@@ -13,6 +13,7 @@ from rollyard.api import (
     changes,
     datasets,
     discovery,
+    drains,
     endpoints,
     engine,
     error_status,
@@ -50,7 +51,7 @@ from rollyard.core.http_1_0 import end_stream_by_closing
 from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
-    discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
+    discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, drains, objects,
     changes, rollouts, token_texts, batches, datasets, evaluations, usage, snapshots, forks, images, sessions, tokens,
     node, attach, engine, metrics, metric_history, page, saved_turns,
 )  # fmt: skip

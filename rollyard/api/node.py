@@ -112,6 +112,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     agent = ConnectedNodeAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
     agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
+    agent.resumable_kinds = frozenset(hello.resumable_kinds)
     agent.ready_images = set(hello.ready_images[:MOST_READY])
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.core.errors import NotFound
+from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import API_VERSION, KindObject
 from rollyard.kinds.event import Event
 from rollyard.kinds.foreign import CustomResourceDefinition, Namespace, Service
@@ -60,6 +61,8 @@ def _own(kind: type[KindObject]) -> Resource:
             Subresource(f"{kind.PLURAL}/scale", "Scale", ("get", "update", "patch"), "autoscaling/v1"),
             Subresource(f"{kind.PLURAL}/script", "Submission", ("get", "create")),
         ]
+    if kind is Allocation:
+        subresources.append(Subresource(f"{kind.PLURAL}/drain", "Drain", ("create",)))
     if kind is InferencePool:
         subresources.append(Subresource(f"{kind.PLURAL}/weights", "WeightsUpdate", ("get", "create")))
     verbs = (*READ, *DELETE, *(WRITE if kind.USER_WRITTEN else ()))

@@ -23,6 +23,7 @@ COMMANDS = {
     "describe": ("describe", "Show an object, its conditions, allocations and events."),
     "diff": ("diff", "Show the changes that apply would make."),
     "doctor": ("doctor", "Check this machine and its cluster."),
+    "drain": ("drain", "Drain allocations, by name or by node."),
     "endpoints": ("endpoints", "Show, add and remove model servers of an InferencePool."),
     "events": ("objects", "Show events, oldest first."),
     "eval": ("evaluations", "Evaluate a policy on a set of tasks, and compare evaluations."),

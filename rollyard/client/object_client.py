@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -84,6 +85,12 @@ class ObjectClient(ApiClient):
     async def scale(self, key: ObjectKey, replicas: int) -> None:
         path = object_path(key.kind, key.namespace, key.name) + "/scale"
         await self._http.json("PATCH", path, body={"spec": {"replicas": replicas}}, content_type=MERGE_PATCH)
+
+    async def drain(self, allocation: ObjectKey, grace: float | None = None) -> None:
+        """Drain an allocation. `grace`: seconds until its unfinished work moves; None: as long as its pool says. Raises
+        NotFound."""
+        path = object_path(allocation.kind, allocation.namespace, allocation.name) + "/drain"
+        await self._http.json("POST", path, body={} if grace is None else {"graceSeconds": math.ceil(grace)})
 
     async def endpoints(self, pool: ObjectKey) -> list[EndpointStatus]:
         """List the model servers of an InferencePool. Raises NotFound."""

@@ -43,6 +43,7 @@ RollyardError
 ├── RoleModelAttacked        it is certain that the agent's text made a judge unusable: the rollout is scored, with 0
 ├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
 ├── ResumeFailed             a rollout cannot go on after its saved turns: it begins again, in the same attempt
+├── AllocationEnds           the allocation ends soon: the rollout is handed back, and goes on in another one
 ├── NoReward                 a rollout ended without a reward; its trainer counts the session as failed (trainers/verl)
 ├── ImageBuildFailed         an image cannot be built; the message names the line of the Dockerfile and what to change
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
@@ -346,6 +347,10 @@ class TaskError(RollyardError):
 
 class ResumeFailed(RollyardError):
     """Saved turns, or their snapshot, cannot be used."""
+
+
+class AllocationEnds(RollyardError):
+    """The message is the reason of the hand-back."""
 
 
 class SnapshotUnusable(TaskError):

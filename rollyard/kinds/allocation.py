@@ -139,6 +139,10 @@ class AllocationTemplate(KindModel):
         return size_bytes(self.memory) if self.memory is not None else 0
 
 
+DRAINED_BY = "rollyard.dev/drained-by"
+"""Annotation of an allocation that a person drained: the name of the token's owner."""
+
+
 class PoolReference(KindModel):
     kind: Literal["InferencePool", "RolloutPool"]
     name: str
@@ -156,7 +160,7 @@ class AllocationSpec(KindModel):
     drain: bool = False
     """True: the allocation accepts no new work, finishes its present work, then ends."""
     drain_timeout_seconds: int = 600
-    """Longest time that draining may take. After this time, unfinished work is handed back and the job ends."""
+    """Longest time that draining may take. Rollouts that can move leave before; the rest is handed back, and the job ends."""
     successor_of: str | None = None
     """Name of the allocation that this allocation replaces."""
     after_job: str | None = None

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from rollyard.kinds.base import WireModel
 
+LOSSES = {
+    "WalltimeEnds": "its walltime ended",
+    "Drained": "its allocation was drained",
+    "NodeAgentStopped": "its node agent was stopped",
+    "Expired": "its node agent was silent",
+    "NotReceived": "its node agent never got it",
+    "AllocationEnded": "its job ended",
+    "SandboxLost": "its sandbox was lost",
+    "SandboxSilent": "its sandbox did not answer",
+}
+"""Reason why a lease ended without a result -> words. Other reasons are sentences."""
+
 
 class Resumption(WireModel):
     """Beginning of a lease that followed a lost one: after a turn, or from the beginning."""
@@ -13,6 +25,8 @@ class Resumption(WireModel):
     again."""
     reason: str = ""
     """Why the lease before ended."""
+    node: str = ""
+    """Node of the lease before."""
     snapshot: int | None = None
     """Turn after which the snapshot was taken with whose files the sandbox began. Null: it began with INIT."""
     replayed: int = 0
@@ -30,4 +44,5 @@ class Resumption(WireModel):
             return f"from the beginning: {self.why}" if self.why else "from the beginning"
         began = f" from the snapshot after turn {self.snapshot}" if self.snapshot else ""
         text = f"after turn {self.turn}{began}, {self.replayed} played again, {self.dropped} sampled again"
-        return f"{text}: {self.why}" if self.why else text
+        moved = f"moved from node {self.node}, as {LOSSES.get(self.reason, self.reason)}: " if self.node else ""
+        return f"{moved}{text}: {self.why}" if self.why else f"{moved}{text}"

@@ -51,7 +51,8 @@ class HistoryEntry(WireModel):
     """For `Leased`: why this node agent was chosen (`OnlyOne`, `MostRoom`, `HasImage` or `Exclusive`). For `Exec`,
     `CopyOut` and `CopyIn`: the name of the token's owner. For other events: a word, or a sentence that a node agent wrote."""
     message: str | None = None
-    """For `Exec`: the command that somebody ran in the rollout's sandbox. For `CopyOut` and `CopyIn`: the path in the
+    """For `HandedBack` and `LeaseLost`: what is kept. For `Exec`: the command that somebody ran in the rollout's sandbox. For
+    `CopyOut` and `CopyIn`: the path in the
     sandbox."""
     node: str | None = None
     allocation: str | None = None
@@ -71,6 +72,8 @@ class HistoryEntry(WireModel):
     """Endpoint after the move."""
     seconds: dict[str, float] | None = None
     """Seconds that this attempt has spent in each stage so far, as measured by the node agent."""
+    turns: int | None = None
+    """For `HandedBack`, `LeaseLost` and `Fault`: number of saved turns with which the next lease can go on."""
     retry_at: float | None = None
     """End of the back-off (Unix seconds)."""
     status: Status | None = None

@@ -12,6 +12,7 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling
 from rollyard.kinds.base import KindModel, StatusModel
 from rollyard.kinds.pool import PoolObject, PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size
+from rollyard.kinds.rollout import AgentSpec
 from rollyard.kinds.sandbox_template import SandboxTemplate, sandbox_capacities, sandbox_capacity
 from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 
@@ -22,6 +23,9 @@ SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
 DEFAULT_TTL_SECONDS = 30 * 86_400
 """Seconds for which results are kept by default."""
+TURN_SECONDS, TURN_SHARE = 60.0, 0.1
+"""Walltime for sampling one turn and for a snapshot, where a rollout can go on elsewhere afterwards: seconds, but at most a
+share of RUN's budget."""
 STARTUP_SECONDS = 30
 """Seconds of a walltime that are kept for the start of the node agent."""
 
@@ -67,6 +71,25 @@ class Stages(KindModel):
     eval: EvalStage = EvalStage()
     """Stage that scores the artifact in a fresh sandbox."""
 
+    @property
+    def budget_seconds(self) -> int:
+        """Sum of the time budgets of the three stages, in seconds."""
+        return self.init.timeout_seconds + self.run.timeout_seconds + self.eval.timeout_seconds
+
+    @property
+    def movable_seconds(self) -> float:
+        """Seconds of walltime for a rollout that can go on elsewhere after each turn: those of INIT, the longest tool call and
+        sampling a turn, or those of EVAL, which is not divided."""
+        tool = AgentSpec.model_fields["tool_timeout_seconds"].default
+        return min(
+            self.budget_seconds, max(self.turn_seconds(self.init.timeout_seconds, tool), self.eval.timeout_seconds)
+        )
+
+    def turn_seconds(self, init: float, tool: float) -> float:
+        """Seconds of INIT and one turn with a snapshot. `init`, `tool`: longest times of INIT and of one tool call."""
+        run = self.run.timeout_seconds
+        return init + min(tool, run) + min(TURN_SECONDS, TURN_SHARE * run)
+
 
 def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: AllocationTemplate) -> None:
     least = [stages.init.workers.min, stages.run.workers.min, stages.eval.workers.min]
@@ -102,13 +125,15 @@ def _roles_known(roles: Mapping[str, RoleLimits], inference: Mapping[str, str]) 
             raise ValueError(f"`roles.{role}` needs an InferencePool: set `inference.{role}`, or leave it out")
 
 
-def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> None:
-    needed = budget_seconds + SPARE_SECONDS + STARTUP_SECONDS
-    if walltime_seconds(allocation.time_limit) < needed:
+def _walltime_suffices(spec: RolloutPoolSpec) -> None:
+    least = math.ceil(spec.least_seconds)
+    needed = least + SPARE_SECONDS + STARTUP_SECONDS
+    if walltime_seconds(spec.allocation.time_limit) < needed:
+        what = "INIT and a turn, or EVAL" if spec.resume == "auto" else "the budgets of the stages"
         raise ValueError(
             f'`allocation.timeLimit`: write "{walltime_text(needed)}" or more, or lower `stages.*.timeoutSeconds`; it must '
-            f"cover the budgets of the stages ({budget_seconds} s in all) and {needed - budget_seconds} s for start and "
-            "upload; with less, no rollout could ever start"
+            f"cover {what} ({least} s in all) and {needed - least} s for start and upload; with less, no rollout could ever "
+            "start"
         )
 
 
@@ -172,7 +197,7 @@ class RolloutPoolSpec(KindModel):
         check_one_node(self.allocation, "a node agent")
         _roles_known(self.roles, self.inference)
         _workers_fit(self.stages, self.sandbox, self.allocation)
-        _walltime_suffices(self.allocation, self.budget_seconds)
+        _walltime_suffices(self)
         return self
 
     @property
@@ -181,9 +206,21 @@ class RolloutPoolSpec(KindModel):
         return {role: self.roles.get(role, RoleLimits()) for role in self.inference if role != POLICY_ROLE}
 
     @property
-    def budget_seconds(self) -> int:
-        """Sum of the time budgets of the three stages, in seconds."""
-        return self.stages.init.timeout_seconds + self.stages.run.timeout_seconds + self.stages.eval.timeout_seconds
+    def least_seconds(self) -> float:
+        """Least seconds of walltime with which an allocation takes a rollout."""
+        return self.stages.movable_seconds if self.resume == "auto" else self.stages.budget_seconds
+
+    @property
+    def covers_budgets(self) -> bool:
+        """Whether the walltime of an allocation covers all budgets of a rollout. If not, rollouts move between allocations."""
+        needed = self.stages.budget_seconds + SPARE_SECONDS + STARTUP_SECONDS
+        return walltime_seconds(self.allocation.time_limit) >= needed
+
+    @property
+    def planned_seconds(self) -> float:
+        """Seconds of walltime for which successors are planned: all budgets of a rollout, because some cannot move; or, if the
+        walltime is too short for them, those of a rollout that moves."""
+        return self.stages.budget_seconds if self.covers_budgets else self.stages.movable_seconds
 
 
 class StageStatus(StatusModel):

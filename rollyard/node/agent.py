@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -15,12 +15,13 @@ import aiohttp
 from rollyard.client.node_connection import NodeConnection, WelcomedSocket
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import Waker, end_tasks, running
-from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
+from rollyard.core.errors import AllocationEnds, Fenced, ImageUnavailable, NoEndpoint
 from rollyard.kinds.base import evolve
 from rollyard.kinds.failure_table import NODE_AGENT_ERROR
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.kinds.values.image_reference import parse_image
+from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.attachments import Attachments
 from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.kept_sandboxes import KeptSandboxes
@@ -38,10 +39,12 @@ from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import (
     IMAGE_REASON,
+    STOPPED_REASON,
     UNREADABLE_LEASE_REASON,
     Attach,
     Cancel,
     CapacityRequest,
+    Deadline,
     Drain,
     Grant,
     HandBack,
@@ -65,9 +68,9 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HAND_BACK_SECONDS = 5.0
-SUSPEND_SECONDS = 10.0
-"""Seconds in which the last turns of the rollouts, and snapshots, are saved before the rollouts are handed back. Slurm kills a
-job 30 s after TERM, if the site has not changed it."""
+TURN_SECONDS, SAVE_SECONDS = 10.0, 10.0
+"""Seconds in which the turns under way end, and in which they and snapshots are saved, before the rollouts are handed back.
+Slurm kills a job 30 s after TERM, if the site has not changed it."""
 KEPT_SHARE = 4
 """One in this number of the allocation's sandboxes may be the kept sandbox of a failed rollout."""
 MAX_ERROR_CHARS = 2000
@@ -139,6 +142,7 @@ class NodeAgent:
             sandbox=welcome.sandbox,
             stages=welcome.stages,
             node=hello.identity.node,
+            end=AllocationEnd(),
         )
         self._lease_seconds = welcome.lease_seconds
         self._renewed_at = asyncio.get_running_loop().time()
@@ -158,6 +162,7 @@ class NodeAgent:
         hello = Hello(
             identity=link.identity(),
             kinds=sorted(handlers.loaded),
+            resumable_kinds=sorted(kind for kind, handler in handlers.loaded.items() if handler.is_resumable),
             failed_kinds=dict(handlers.failed),
         )
         first = await connection.open(lambda: hello)
@@ -170,6 +175,7 @@ class NodeAgent:
             self._stay_connected(),
             self._beat(),
             self._watch_clock(),
+            self._leave_before_end(),
             self._node.images.run(),
             self._drained.wait(),
             stop.wait(),
@@ -179,7 +185,7 @@ class NodeAgent:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            await self._hand_back("NodeAgentStopped")
+            await self._hand_back(STOPPED_REASON, [work for work, _ in self._runs.values()])
         finally:
             works = [task for _, task in self._runs.values()]
             await end_tasks(*tasks, *works)
@@ -221,6 +227,8 @@ class NodeAgent:
                 self._node.sandboxes.drain()
                 await self._node.kept.close()
                 self._heartbeat_soon()
+            case Deadline(seconds=seconds, reason=reason):
+                self._node.end.set(seconds, reason)
             case PrefetchImages(images=images):
                 self._node.images.prefetch(images)
             case Resize(widths=widths, places=places):
@@ -263,7 +271,7 @@ class NodeAgent:
             await work.run()
         except Fenced as error:
             log.warning("%s", error)
-        except NoEndpoint as error:
+        except (NoEndpoint, AllocationEnds) as error:
             await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
         except ImageUnavailable as error:
             await self._connection.send(HandBack(lease=work.ref, reason=IMAGE_REASON, image=work.image_fault(error)))
@@ -290,16 +298,28 @@ class NodeAgent:
                 log.info("stopping rollout %s: %s", ref.id, why)
                 found[1].cancel()
 
-    async def _hand_back(self, reason: str) -> None:
-        """Hand back every lease while the connection is still open, with the turns so far."""
+    async def _leave_before_end(self) -> None:
+        """Shortly before the allocation's end, hand back the rollouts whose turn has not ended in time."""
+        while True:
+            await self._node.end.near()
+            leaving = [work for work, _ in self._runs.values() if work.can_leave]
+            await self._hand_back(self._node.end.reason, leaving)
+            await self._node.end.changed()
+
+    async def _hand_back(self, reason: str, works: Sequence[LeaseRun]) -> None:
+        """Hand back leases, each as soon as its turns so far are saved. The connection must still be open."""
+
+        async def leave(work: LeaseRun) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TURN_SECONDS + SAVE_SECONDS):
+                    await work.suspend(TURN_SECONDS)
+            if (found := self._runs.get(work.ref.key)) is not None:
+                found[1].cancel()
+                await self._connection.send(HandBack(lease=work.ref, reason=reason))
+
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SUSPEND_SECONDS):
-                await asyncio.gather(*(work.suspend() for work, _ in self._runs.values()), return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_BACK_SECONDS):
-                for work, task in list(self._runs.values()):
-                    task.cancel()
-                    await self._connection.send(HandBack(lease=work.ref, reason=reason))
+            async with asyncio.timeout(TURN_SECONDS + SAVE_SECONDS + HAND_BACK_SECONDS):
+                await asyncio.gather(*map(leave, works), return_exceptions=True)
 
     # messages to the server
 

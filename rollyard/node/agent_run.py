@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollyard.core.errors import StageTimeout
+from rollyard.core.errors import AllocationEnds, SandboxLost, StageTimeout
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import ForkPoint, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.node.agent_loop import AgentProgress, run_agent
+from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.fork import go_on_from
 from rollyard.node.harness import Harness
 from rollyard.node.lease_models import LeaseModels
@@ -38,6 +39,8 @@ from rollyard.wire.tool_proof import ToolProof
 
 TurnEnded = Callable[[int], Awaitable[None]]
 """Function that is called after a turn, with its number."""
+LEAST_TURNS_LEFT = 1.5
+"""A rollout leaves its node agent if the time to the allocation's end is shorter than this many of its longest turn."""
 REPLY_SECONDS = 30.0
 """Time that an environment's reply may take beyond RUN's budget. So a rollout that reaches the budget during a reply ends
 Truncated with the reward of its last turn, and not without that reward."""
@@ -101,13 +104,14 @@ class LoopRun:
         self._sandbox = parts.sandbox
         self._saver: TurnSaver | None = None
         self._snapshots: ResumeSnapshots | None = None
+        self._end: AllocationEnd | None = None
         self._budget = self._used = 0.0
         """Seconds of RUN, and those that earlier leases have used."""
         self._settled = 0
         """Number of turns after which the conversation went on."""
-        self._stopping = self._ended = False
+        self._leaving = self._ended = False
         self._paused = asyncio.Event()
-        """Set when the loop stands between two turns, or has ended."""
+        """Set when the loop stands between two turns for good, or has ended."""
 
     async def go_on_from(self, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:
         """Begin with the turns of other rollouts. Raises as `fork.go_on_from`."""
@@ -126,39 +130,64 @@ class LoopRun:
         """`changed`: the last turn is another than the saved one."""
         saver.resume(resumption, self._run if changed else None, self._used)
 
-    def save_with(self, saver: TurnSaver, snapshots: ResumeSnapshots) -> None:
-        """Save the turns from now on, and snapshots when they are due."""
+    def save_with(self, saver: TurnSaver, snapshots: ResumeSnapshots, end: AllocationEnd) -> None:
+        """Save the turns from now on, and snapshots when they are due. The loop ends with AllocationEnds before `end`."""
         saver.begin(self._tools)
-        self._saver, self._snapshots = saver, snapshots
+        self._saver, self._snapshots, self._end = saver, snapshots, end
 
-    async def suspend(self) -> None:
-        """Stop the work before the next turn's calls, and save what another node agent needs to go on. The calls of a turn
-        that is under way are finished first."""
+    async def suspend(self, grace: float) -> None:
+        """Stop the work, and save what another node agent needs to go on. A turn that is under way is finished first, if it
+        takes no longer than `grace` seconds."""
         if self._saver is None or self._snapshots is None:
             return
-        self._stopping = True
-        await self._saver.flush()
-        if self._settled == len(self._run.turns):  # a turn is being sampled
-            self._tools.hold()
-        else:
+        if self._leaving:
             await self._paused.wait()
-            await self._saver.flush()
+            return
+        self._leaving = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._paused.wait()
+        except TimeoutError:
+            if self._settled < len(self._run.turns):  # a call runs, so the files are those of no turn
+                await self._saver.flush()
+                return
+            self._tools.hold()
         if not self._ended:
-            await self._snapshots.finish(self._run.turns[: self._settled])
+            await self._save_all(self._saver, self._snapshots)
+
+    async def _save_all(self, saver: TurnSaver, snapshots: ResumeSnapshots) -> None:
+        await snapshots.finish(self._run.turns[: self._settled])
+        await saver.flush()
 
     async def _goes_on(self) -> None:
         self._settled = len(self._run.turns)
         if self._saver is not None and self._snapshots is not None:
             self._saver.goes_on(self._run, self._spent())
             await self._snapshots.turn_saved(self._run)
-        if self._stopping:
+            if not self._leaving and self._end is not None and self._leaves(self._end, self._saver):
+                self._leaving = True
+                await self._save_all(self._saver, self._snapshots)
+                raise AllocationEnds(self._end.reason)
+        if self._leaving:
             self._paused.set()
             await asyncio.Event().wait()  # until this task is cancelled
+
+    def _leaves(self, end: AllocationEnd, saver: TurnSaver) -> bool:
+        """Whether the next turn may not end here in time. What cannot be saved stays: it may end in time."""
+        longest = max(sum(turn.timings.values()) for turn in self._run.turns)
+        return not saver.stopped and end.is_near(LEAST_TURNS_LEFT * longest)
 
     def _spent(self) -> float:
         """Return the seconds of the budget so far, with those of earlier leases."""
         ends = self._policy.failover.limit.when() if self._policy.failover.limit is not None else None
         return self._budget - (ends - asyncio.get_running_loop().time()) if ends is not None else self._used
+
+    def _under_way(self) -> str:
+        number, calling = len(self._run.turns), self._settled < len(self._run.turns)
+        if not calling:
+            return f"turn {number + 1} was being sampled, so no call was under way"
+        names = " and ".join(sorted({str(call["name"]) for call in self._run.turns[-1].tool_calls}))
+        return f"a call of {names or 'no tool'} in turn {number} was under way, which may be the cause"
 
     async def turns(self) -> list[Turn]:
         """Return the turns so far."""
@@ -192,6 +221,8 @@ class LoopRun:
                 work, tools = self._run, self._tools
                 of_lease = (lease.agent, lease.sampling, lease.sample_index)
                 await run_agent(work, policy, tools, *of_lease, replies, turn_ended, self._goes_on)
+        except SandboxLost as error:
+            raise type(error)(f"{error}; {self._under_way()}") from error
         except TimeoutError:
             self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, budget_ended(budget)
         finally:

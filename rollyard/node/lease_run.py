@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rollyard.core.errors import (
+    AllocationEnds,
     ContextExceeded,
     EndpointError,
     ImageUnavailable,
@@ -42,6 +43,7 @@ from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, TurnEnded
+from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.check_run import run_check
 from rollyard.node.eval_files import EvalFiles, check_image
@@ -110,6 +112,7 @@ class NodeContext:
     stages: Stages
     node: str
     kept: KeptSandboxes
+    end: AllocationEnd
 
 
 class LeaseRun:
@@ -138,7 +141,7 @@ class LeaseRun:
         self._harness: Harness | None = None
         self._saver: TurnSaver | None = None
         self._resume_snapshots: ResumeSnapshots | None = None
-        self._suspend: Callable[[], Awaitable[None]] | None = None
+        self._suspend: Callable[[float], Awaitable[None]] | None = None
         self._resumptions: list[Resumption] = []
         self.over = False
         """True if the work on the lease has ended, for whatever reason."""
@@ -165,10 +168,16 @@ class LeaseRun:
             self._saver.stop("somebody looked into the sandbox")
         self._looks["looks_in_eval" if self.stage is Stage.EVAL else "looks"] += 1
 
-    async def suspend(self) -> None:
-        """Save what another node agent needs to go on with RUN. The agent does nothing more here."""
-        if self._suspend is not None and self.stage is Stage.RUN:
-            await self._suspend()
+    @property
+    def can_leave(self) -> bool:
+        """Whether another node agent can go on with the present work."""
+        return self._suspend is not None and self.stage is Stage.RUN
+
+    async def suspend(self, grace: float) -> None:
+        """Save what another node agent needs to go on with RUN. The agent does nothing more here. `grace`: as of
+        `LoopRun.suspend`."""
+        if self._suspend is not None and self.can_leave:
+            await self._suspend(grace)
 
     @property
     def ref(self) -> LeaseRef:
@@ -176,8 +185,8 @@ class LeaseRun:
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
     async def run(self) -> None:
-        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint or ImageUnavailable if the lease
-        must be handed back."""
+        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint, ImageUnavailable or AllocationEnds if
+        the lease must be handed back."""
         try:
             outcome = await self._outcome()
         finally:
@@ -445,7 +454,7 @@ class LeaseRun:
         assert self._saver is not None
         never = why_never(lease, has_loop=handler.has_loop, has_environment=environment is not None)
         if not saved.turns and lease.lost and (why := never or saved.failed):
-            begun_again = Resumption(turn=0, reason=lease.lost, dropped=saved.count, why=why)
+            begun_again = Resumption(turn=0, reason=lease.lost, node=lease.lost_node, dropped=saved.count, why=why)
             self._resumptions = [*saved.resumptions, begun_again]
             self._saver.resume(begun_again)
         if lease.agent.command is not None:
@@ -472,11 +481,13 @@ class LeaseRun:
 
             try:
                 if isinstance(loop, LoopRun) and never is None:
+                    if self._node.end.is_near():
+                        raise AllocationEnds(self._node.end.reason)
+                    self._suspend = loop.suspend
                     if saved.turns:
                         await self._play_again(loop, saved, turn_ended)
                     assert self._resume_snapshots is not None
-                    loop.save_with(self._saver, self._resume_snapshots)
-                    self._suspend = loop.suspend
+                    loop.save_with(self._saver, self._resume_snapshots, self._node.end)
                 ran = await loop.run(budget, turn_ended)
             except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.
@@ -494,7 +505,7 @@ class LeaseRun:
         began, budget = time.monotonic(), self._budget(Stage.RUN)
         async with self._limit(budget, f"playing saved turns again took more than {budget:g} s"):
             replay = await loop.play_again(saved.turns, saved.begun_with, turn_ended)
-        resumption = saved.resumption(self._lease.lost, replay, time.monotonic() - began)
+        resumption = saved.resumption(self._lease, replay, time.monotonic() - began)
         log.info("rollout %s goes on %s", self._lease.id, resumption.sentence)
         self._resumptions = [*saved.resumptions, resumption]
         assert self._saver is not None

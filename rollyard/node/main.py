@@ -1,7 +1,7 @@
 """The command `rollyard node-agent`, which runs in an allocation's job.
 
-Exit status: 0 after SIGTERM or a drain; 1 if the node agent cannot work on this node, or hangs; 3 if another process has
-replaced this process.
+Exit status: 0 after a signal (SIGTERM, SIGUSR1) or a drain; 1 if the node agent cannot work on this node, or hangs; 3 if
+another process has replaced this process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(folder: Path) -> int:
 
 async def _run(link: ServerLink) -> int:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
         # Loading imports plug-ins, which may block the loop for long. So the loop is watched only afterwards.

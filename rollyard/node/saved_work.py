@@ -38,11 +38,11 @@ class SavedWork:
             return replace(self, snapshot=None, failed=why)
         return replace(self, turns=(), failed=why)
 
-    def resumption(self, lost: str, replay: Replay, seconds: float) -> Resumption:
-        """`lost`: why the lease before ended."""
+    def resumption(self, lease: Lease, replay: Replay, seconds: float) -> Resumption:
         return Resumption(
             turn=replay.kept,
-            reason=lost,
+            reason=lease.lost,
+            node=lease.lost_node,
             snapshot=self.begun_with or None,
             replayed=replay.replayed,
             dropped=self.count - replay.kept,

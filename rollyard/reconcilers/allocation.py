@@ -168,11 +168,11 @@ class AllocationReconciler:
         """Order the allocation's process to drain; each reconcile repeats the order. Cancel the job if draining takes
         too long."""
         uid, status = allocation.metadata.uid, allocation.status
-        self._node_agents.drain(uid)
-        self._endpoints.drain(uid)
         draining = get_condition(status.conditions, DRAINING)
         since = draining.last_transition_time.timestamp() if draining else self._clock.time()
         limit, now = allocation.spec.drain_timeout_seconds, self._clock.time()
+        self._node_agents.drain(uid, since + limit)
+        self._endpoints.drain(uid)
         if status.job_id is not None and status.job_state != JobState.COMPLETING and now - since > limit:
             if get_condition(status.conditions, ENDING) is None:
                 text = f"still busy after {limit} s of draining; unfinished work is handed back"

@@ -354,7 +354,7 @@ def _why_nothing_placed(view: PoolView) -> str:
     pool, serving = view.pool, [m for m in view.members if m.serves]
     if not isinstance(pool, RolloutPool):
         return ""
-    need = pool.spec.budget_seconds + SPARE_SECONDS
+    need = pool.spec.least_seconds + SPARE_SECONDS
     ends = [m.ends for m in serving if m.ends is not None and m.ends - view.now < need]
     if len(ends) < len(serving):
         return ""
@@ -363,8 +363,8 @@ def _why_nothing_placed(view: PoolView) -> str:
     obstacle = held_up or coming
     why = obstacle.message if obstacle is not None else "no successor is ready yet"
     return (
-        f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, before the budgets of a rollout "
-        f"({pool.spec.budget_seconds} s); {why}"
+        f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, and a rollout needs {need - SPARE_SECONDS:g} s; "
+        f"{why}"
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.core.exit_codes import exit_code_text
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import DRAINED_BY, Allocation
 from rollyard.kinds.base import Reason
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.values.job_state import JobState
@@ -101,6 +101,8 @@ def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allo
         return Reason("PoolDeleted", "its pool is deleted")
     if pool.spec.suspend:
         return Reason("Suspended", "its pool is suspended")
+    if (who := allocation.metadata.annotations.get(DRAINED_BY)) is not None:
+        return Reason("DrainedByHand", f"drained by {who}")
     successor = next((a.metadata.name for a in siblings if a.spec.successor_of == name), None)
     if successor is not None:
         return Reason("Replaced", f"replaced by {successor}")

@@ -28,15 +28,15 @@ measured start-up time is long. Without these limits an allocation would be rene
 MIN_LEFT_SECONDS = 20
 """Last seconds of a job, which are kept free for handing back work. New work must be able to end before them."""
 MARGIN_SECONDS = MIN_LEFT_SECONDS + 10
-"""Seconds that the default of `before_expiry` adds to a rollout's budgets: the successor is ready 10 s before the
+"""Seconds that the default of `before_expiry` adds to what new work needs: the successor is ready 10 s before the
 last moment at which its predecessor gets new work."""
 
 
 def before_expiry(pool: Pool) -> float:
     """Seconds before the end of the walltime at which a successor should be ready."""
-    seconds = pool.spec.renewal.before_expiry_seconds
+    seconds: float | None = pool.spec.renewal.before_expiry_seconds
     if seconds is None:
-        seconds = pool.spec.budget_seconds + MARGIN_SECONDS if isinstance(pool, RolloutPool) else BEFORE_EXPIRY_SECONDS
+        seconds = pool.spec.planned_seconds + MARGIN_SECONDS if isinstance(pool, RolloutPool) else BEFORE_EXPIRY_SECONDS
     return min(float(seconds), MAX_EARLY_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
 
 
@@ -98,7 +98,7 @@ def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: i
 
 def can_take_work(pool: Pool, ends: float, now: float) -> bool:
     """Whether an allocation whose walltime ends at `ends` can still take new work."""
-    need = float(pool.spec.budget_seconds) if isinstance(pool, RolloutPool) else 0.0
+    need = pool.spec.planned_seconds if isinstance(pool, RolloutPool) else 0.0
     return ends - now > need + MIN_LEFT_SECONDS
 
 

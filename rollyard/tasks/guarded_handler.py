@@ -264,6 +264,11 @@ class GuardedHandler(_Guarded):
         return None if made is None else GuardedEnvironment(self._kind, made, models)
 
     @property
+    def is_resumable(self) -> bool:
+        """Whether rollouts of this kind can go on elsewhere: nothing of the handler keeps a state in the node agent."""
+        return not self.has_loop and self._make_environment is None
+
+    @property
     def has_loop(self) -> bool:
         """Whether the handler has an agent loop of its own."""
         return self._agent_loop is not None

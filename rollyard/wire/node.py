@@ -27,6 +27,9 @@ IMAGE_REASON = IMAGE_UNAVAILABLE.reason
 """`HandBack.reason` if the sandbox image cannot be had now. `HandBack.image` says why."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """`HandBack.reason` of a lease that the node agent cannot parse, because the node agent is older than the server."""
+STOPPED_REASON, WALLTIME_REASON, DRAIN_REASON = "NodeAgentStopped", "WalltimeEnds", "Drained"
+"""`HandBack.reason` of a rollout that leaves its node agent: at a signal, before the walltime ends, and at the end of a drain's
+grace."""
 CLOSE_HELLO_EXPECTED = 4408
 """Close code of the WebSocket: the server got no `Hello` in time, or another message first."""
 CLOSE_FENCED = 4409
@@ -87,6 +90,8 @@ class Lease(LeaseRef):
     """Number of turns that were saved under earlier leases of this attempt."""
     lost: str = ""
     """Why the rollout's lease before this one ended without a result; empty if there was none."""
+    lost_node: str = ""
+    """Node of that lease."""
 
     @field_validator("roles", mode="before")
     @classmethod
@@ -142,6 +147,8 @@ class Hello(WireMessage):
     """Task kinds for which this node agent has handlers."""
     failed_kinds: dict[str, str] = {}
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
+    resumable_kinds: list[str] = []
+    """Task kinds whose rollouts can go on elsewhere: their handlers have no agent loop and no environment."""
     ready_images: list[str] = []
     """Names, in normal form, of the images of registries that are complete on the node."""
 
@@ -342,6 +349,16 @@ class Drain(WireMessage):
     type: Literal["drain"] = "drain"
 
 
+class Deadline(WireMessage):
+    """End of the allocation. What can go on elsewhere leaves before. Each message replaces the previous one."""
+
+    type: Literal["deadline"] = "deadline"
+    seconds: float
+    """Seconds from now to the end."""
+    reason: str
+    """WALLTIME_REASON or DRAIN_REASON."""
+
+
 class Resize(WireMessage):
     """Desired number of stage workers in each stage. Heartbeats report the actual numbers."""
 
@@ -457,7 +474,7 @@ class StoredTurns(WireMessage):
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList | ToolProofs
-ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach | PrefetchImages
+ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Deadline | Resize | Attach | PrefetchImages
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
     "capacity_request": CapacityRequest,
@@ -474,6 +491,7 @@ _TO_NODE: dict[str, type[WireMessage]] = {
     "cancel": Cancel,
     "rechoose_endpoint": RechooseEndpoint,
     "drain": Drain,
+    "deadline": Deadline,
     "resize": Resize,
     "attach": Attach,
     "prefetch_images": PrefetchImages,

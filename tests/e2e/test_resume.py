@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.aio import running
+from rollyard.kinds.allocation import DRAINED_BY
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.node.turn_saver import unpacked
@@ -46,7 +47,15 @@ CUT = [
 """Turns with a call that is stopped at its time limit."""
 NAMES = {"preempted-1": CUT} | {
     name: file_turns(TURNS, seed, SLOW)
-    for seed, name in enumerate(["killed-1", "never-1", *(f"storm-{way}-{n:03}." for way in WAYS for n in range(MOST))])
+    for seed, name in enumerate(
+        [
+            "killed-1",
+            "drained-1",
+            "sandbox-1",
+            "never-1",
+            *(f"storm-{way}-{n:03}." for way in WAYS for n in range(MOST)),
+        ]
+    )
 }
 
 
@@ -164,6 +173,53 @@ async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming
     assert rows(yard) == 0
 
 
+async def test_a_drain_with_grace_repeats_no_turn(resuming: tuple[Yard, AsyncClient]) -> None:
+    yard, client = resuming
+    (id,) = await client.submit([request("drained-1")])
+
+    async def some_saved() -> bool:
+        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 2
+
+    await yard.until(some_saved)
+    first = await holder(client, id)
+    await yard.rollyard("drain", first, "--grace", "15s")  # of which the last 15 s are for what is under way
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    (resumption,) = ended.resumptions
+    assert (resumption.reason, resumption.dropped, resumption.why) == ("Drained", 0, None)
+    assert sampled(yard, id) == TURNS
+    await check_files(client, ended)
+    out, _ = await yard.rollyard("rollouts", "describe", id)
+    moved = f"as its allocation was drained: after turn {resumption.turn}, {resumption.turn} played again"
+    assert moved in out
+    assert f"as its allocation was drained; {resumption.turn} turns kept" in out
+    allocations = {a.metadata.name: a for a in await yard.allocations(client)}
+    assert first not in allocations or DRAINED_BY in allocations[first].metadata.annotations
+    await yard.ready(client)
+
+
+async def test_a_rollout_whose_sandbox_is_killed_goes_on_in_another(resuming: tuple[Yard, AsyncClient]) -> None:
+    yard, client = resuming
+    (id,) = await client.submit([request("sandbox-1")])
+
+    async def some_saved() -> list[SavedTurn]:
+        found = await asyncio.to_thread(saved_turns, yard, id)
+        return found if len(found) >= 4 else []
+
+    await yard.until(some_saved)
+    for pid in yard.sandboxes():
+        kill(pid)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    (resumption,) = ended.resumptions
+    assert (resumption.reason, resumption.dropped) == ("SandboxLost", 0)
+    assert resumption.turn >= 4
+    assert sampled(yard, id) <= TURNS + 1
+    await check_files(client, ended)
+    (fault,) = [one for one in (await client.rollout_history(id)).entries if one.event == "Fault"]
+    assert "under way" in str(fault.message)
+
+
 @pytest.mark.long  # the storm has such rollouts too
 async def test_never_means_from_the_beginning(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
@@ -187,7 +243,7 @@ async def strike(yard: Yard, client: AsyncClient, chance: random.Random, most: i
     while struck.total() < most:
 
         async def more_sampled() -> bool:
-            return len(log.read_text().split()) >= turns * (struck.total() + 1)
+            return len(log.read_text().splitlines()) >= turns * (struck.total() + 1)
 
         await yard.until(more_sampled, 600.0)
         running = [one.id async for one in client.rollouts() if one.stage is Stage.RUN and not one.status.terminal]

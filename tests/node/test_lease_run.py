@@ -16,6 +16,7 @@ from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.task import Task
 from rollyard.kinds.values.image_reference import ImageReference
+from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.failure_status import why_nothing_sampled
 from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
 from rollyard.node.sandbox_specs import SandboxSpecs
@@ -97,6 +98,7 @@ def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
         stages=Stages(),
         node="n",
         kept=nothing,
+        end=AllocationEnd(),
     )
     return kind(node, LEASE, lambda: None)
 

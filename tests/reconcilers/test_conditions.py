@@ -251,15 +251,15 @@ def test_a_job_that_slurm_has_suspended_serves_nothing_and_is_told() -> None:
 
 def test_a_rollout_pool_whose_walltime_covers_no_budgets_says_that_it_places_nothing_and_why_none_follows() -> None:
     """All was Ready to the last second, while 24 rollouts waited for the last 88 s."""
-    pool = agents()
-    need = pool.spec.budget_seconds + SPARE_SECONDS
+    pool = agents(resume="never")
+    need = pool.spec.stages.budget_seconds + SPARE_SECONDS
     waits = one(1, jobState="PENDING", reason="Resources", intendedAt=-60, successorOf="p-0")
     assert ready(view(one(0, serving=True, endTime=need + 1), waits, pool=pool, desired=1)).status
     found = view(one(0, serving=True, endTime=88), waits, pool=pool, desired=1)
     fact = ready(found)
     assert said(fact) == (False, "WalltimeEnds")
     assert f"accepts no rollouts: the walltime ends at {time_of_day(NOW + 88)}" in fact.message
-    assert "before the budgets of a rollout (120 s)" in fact.message
+    assert "and a rollout needs 120 s; " in fact.message
     assert "its successor p-1 waits: Resources (nodes that it could run on are busy)" in fact.message
     blocked = renewal_blocked(found)
     assert blocked is not None

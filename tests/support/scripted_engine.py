@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import secrets
@@ -21,6 +22,8 @@ from simulation.upstream import Script, Upstream
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = "ROLLYARD_TEST_TURNS"
 """Variable with the file of the turns."""
+PACE = "ROLLYARD_TEST_PACE"
+"""Variable with the seconds between two chunks."""
 FILES = {
     "vllm/__init__.py": "__version__ = '0.32.0'\n",
     "vllm/platforms.py": "class current_platform:\n    device_type = 'cuda'\n",
@@ -28,14 +31,17 @@ FILES = {
 }
 NONCE = "NONCE"
 SAMPLED = ".sampled"
-"""Ending of the file with a line for each sampled turn, beside that of the turns."""
+"""Ending of the file with a line for each turn whose sampling began, beside that of the turns: the conversation's name, and a
+digest of the turn's ids."""
 PACE_SECONDS = 0.02
 """Between two chunks, so that kills hit answers too."""
 
 
-def scripted_pool(folder: Path, model: Path, turns: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def scripted_pool(
+    folder: Path, model: Path, turns: Mapping[str, Sequence[str]], pace: float = PACE_SECONDS
+) -> dict[str, Any]:
     """Install the program and a model of a shape that only vLLM knows; return changes of an InferencePool's spec. `turns`:
-    name of a conversation, which is a text of its prompt -> texts of the model."""
+    name of a conversation, which is a text of its prompt -> texts of the model. `pace`: seconds for 16 tokens."""
     for name, text in FILES.items():
         path = folder / "packages" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +53,7 @@ def scripted_pool(folder: Path, model: Path, turns: Mapping[str, Sequence[str]])
     env = {
         "PYTHONPATH": f"{folder}/packages:{Path(__file__).parent}/without_torch:{ROOT}",
         TURNS: f"{folder}/turns.json",
+        PACE: str(pace),
     }
     return {"model": {"path": str(own)}, "engine": {"embedded": None, "vllm": {"python": sys.executable, "env": env}}}
 
@@ -58,13 +65,19 @@ def script_of(template: ChatTemplate, turns: Mapping[str, Sequence[str]], log: P
     def script(number: int, prompt: Sequence[int]) -> list[int]:
         text = template.decode(prompt)
         ((name, said),) = [one for one in turns.items() if one[0] in text]
+        turn = said[text.count("<|im_start|>assistant") - 1].replace(NONCE, secrets.token_hex(4))
+        ids = [*template.encode(turn), template.stop_ids[0]]
         if log is not None:
             with log.open("a") as file:
-                file.write(f"{name}\n")
-        turn = said[text.count("<|im_start|>assistant") - 1].replace(NONCE, secrets.token_hex(4))
-        return [*template.encode(turn), template.stop_ids[0]]
+                file.write(f"{name} {digest(ids)}\n")
+        return ids
 
     return script
+
+
+def digest(ids: Sequence[int]) -> str:
+    """Return a short text that stands for these ids."""
+    return hashlib.sha256(repr(list(ids)).encode()).hexdigest()[:12]
 
 
 def main() -> None:
@@ -82,7 +95,7 @@ async def _serve(options: argparse.Namespace) -> None:
     template, turns = ChatTemplate.load(options.model), json.loads(Path(os.environ[TURNS]).read_text())
     log = Path(os.environ[TURNS]).with_suffix(SAMPLED)
     upstream = Upstream(
-        script_of(template, turns, log), sizes=(16,), pace=PACE_SECONDS, model=options.served_model_name
+        script_of(template, turns, log), sizes=(16,), pace=float(os.environ[PACE]), model=options.served_model_name
     )
     app = upstream.application()
     for path in ("/health", "/metrics", "/is_paused"):

@@ -134,6 +134,7 @@ LEASE = Lease(
     resume=True,
     saved_turns=2,
     lost="Expired",
+    lost_node="n1",
 )
 FORKED = LEASE.model_copy(
     update={"agent": AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3)), "id": "r.1"}
@@ -144,7 +145,7 @@ TARGET = WeightsTarget(
 )
 ERROR = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="the sandbox died")
 RESUMPTION = Resumption(
-    turn=2, reason="Expired", snapshot=1, replayed=1, dropped=1, why="turn 3 was cut off", seconds=0.5
+    turn=2, reason="Expired", node="n1", snapshot=1, replayed=1, dropped=1, why="turn 3 was cut off", seconds=0.5
 )
 OUTCOME = Outcome(
     resumptions=[RESUMPTION],
@@ -221,6 +222,7 @@ SAMPLES = (
         widths={"RUN": 4},
         places=8,
         kinds=["math"],
+        resumable_kinds=["math"],
         failed_kinds={"code": "missing"},
         ready_images=["docker://registry.example/swe:v1"],
     ),
@@ -256,6 +258,7 @@ SAMPLES = (
     Cancel(lease=REF),
     RechooseEndpoint(lease=REF, role="policy", now=True),
     Drain(),
+    node.Deadline(seconds=60.0, reason=node.WALLTIME_REASON),
     Resize(widths={"RUN": 4}, places=8),
     KeptSandboxList(kept=[KeptSandbox(lease=REF, until=12.5)]),
     ToolProofs(proofs=[TemplateProof(tokenizer="/models/m", proof=PROOF)]),

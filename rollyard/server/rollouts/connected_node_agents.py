@@ -11,7 +11,17 @@ from rollyard.core.clock import Clock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.wire.base import Identity
-from rollyard.wire.node import CapacityRequest, Drain, KeptSandbox, LeaseRef, SandboxCounts, ToNode
+from rollyard.wire.node import (
+    DRAIN_REASON,
+    WALLTIME_REASON,
+    CapacityRequest,
+    Deadline,
+    Drain,
+    KeptSandbox,
+    LeaseRef,
+    SandboxCounts,
+    ToNode,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +38,8 @@ class ConnectedNodeAgent:
     free_eval: int = 0
     kinds: frozenset[str] = frozenset()
     """Task kinds for which the node agent has handlers; empty until the node agent has sent the list."""
+    resumable_kinds: frozenset[str] = frozenset()
+    """Those of `kinds` whose rollouts can go on elsewhere."""
     failed_kinds: Mapping[str, str] = field(default_factory=dict)
     """Task kind -> reason why the node agent cannot load the handler."""
     ready_images: set[str] = field(default_factory=set)
@@ -54,6 +66,8 @@ class ConnectedNodeAgent:
     draining: bool = False
     walltime_ends: float | None = None
     """End of the allocation's walltime (Unix seconds), once known."""
+    told_end: tuple[float, str] | None = None
+    """End of the allocation that the node agent was told last (Unix seconds), and why it ends."""
     unreadable: int = 0
     """Number of messages of this connection that could not be read."""
     heard_at: float | None = None
@@ -73,7 +87,8 @@ class ConnectedNodeAgents:
         self._clock = clock
         self._by_holder: dict[str, ConnectedNodeAgent] = {}
         self._by_uid: dict[str, ConnectedNodeAgent] = {}
-        self._draining: set[str] = set()
+        self._draining: dict[str, float] = {}
+        """Uid -> end of the drain's grace (Unix seconds)."""
         self._walltime_ends: dict[str, float] = {}
         self.node_agent_changed = Signal[ConnectedNodeAgent]()
         """Signal: a node agent connected, disconnected, or drains."""
@@ -90,6 +105,7 @@ class ConnectedNodeAgents:
         self._by_holder[agent.holder] = self._by_uid[agent.identity.uid] = agent
         if agent.draining:
             agent.send(Drain())
+        self._tell_end(agent)
         self.node_agent_changed.emit(agent)
 
     def disconnect(self, agent: ConnectedNodeAgent) -> None:
@@ -136,17 +152,26 @@ class ConnectedNodeAgents:
         node_agents = [a for a in self.of_pool(pool) if not a.draining]
         return sum(a.widths.get(stage, 0) for a in node_agents for stage in (Stage.INIT, Stage.RUN))
 
-    def drain(self, uid: str) -> None:
+    def drain(self, uid: str, ends: float) -> None:
         """Grant this allocation no more leases, and order its node agent to drain, also if the node agent connects only
-        later."""
-        if uid in self._draining:
-            return
-        self._draining.add(uid)
-        agent = self.of_allocation(uid)
-        if agent is not None:
+        later. `ends`: end of the grace in which it may finish its work (Unix seconds)."""
+        begins, agent = uid not in self._draining, self.of_allocation(uid)
+        self._draining[uid] = ends
+        if agent is not None and begins:
             agent.draining = True
             agent.send(Drain())
             self.node_agent_changed.emit(agent)
+        if agent is not None:
+            self._tell_end(agent)
+
+    def _tell_end(self, agent: ConnectedNodeAgent) -> None:
+        """Tell the node agent when its allocation ends, if this has changed."""
+        uid = agent.identity.uid
+        known = ((self._walltime_ends.get(uid), WALLTIME_REASON), (self._draining.get(uid), DRAIN_REASON))
+        ends = min(((at, why) for at, why in known if at is not None), default=None)
+        if ends is not None and agent.told_end != ends:
+            agent.told_end = ends
+            agent.send(Deadline(seconds=ends[0] - self._clock.time(), reason=ends[1]))
 
     def set_walltime_end(self, uid: str, at: float) -> None:
         """Set the end of the walltime of this allocation's job."""
@@ -154,6 +179,7 @@ class ConnectedNodeAgents:
             self._walltime_ends[uid] = at
             if (agent := self.of_allocation(uid)) is not None:
                 agent.walltime_ends = at
+                self._tell_end(agent)
 
     def expel(self, uid: str) -> None:
         """Close the allocation's connections, and order their processes to exit. The caller knows from Slurm that the
@@ -163,7 +189,7 @@ class ConnectedNodeAgents:
 
     def forget(self, uid: str) -> None:
         """Drop the drain order and the walltime's end of an ended allocation. A live connection is kept."""
-        self._draining.discard(uid)
+        self._draining.pop(uid, None)
         self._walltime_ends.pop(uid, None)
 
     def kept(self, key: RolloutKey, pool: PoolKey) -> tuple[ConnectedNodeAgent, KeptSandbox] | None:

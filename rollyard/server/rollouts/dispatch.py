@@ -122,6 +122,7 @@ class Dispatcher:
 
 def _lease(granted: GrantedLease, pool: RolloutPoolSpec) -> Lease:
     record = granted.record
+    lost, lost_node = last_loss(record)
     request = RolloutRequest.model_validate_json(record.request)
     return Lease(
         namespace=record.namespace,
@@ -138,5 +139,6 @@ def _lease(granted: GrantedLease, pool: RolloutPoolSpec) -> Lease:
         roles=pool.role_limits,
         resume=pool.resume == request.agent.resume == "auto",
         saved_turns=record.saved_turns,
-        lost=last_loss(record),
+        lost=lost,
+        lost_node=lost_node,
     )

@@ -6,13 +6,13 @@ capacity, and a `Burst` of each InferencePool's ranking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from rollyard.kinds.rollout import CHECK, RolloutRequest, Stage
-from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool, Stages
+from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool, RolloutPoolSpec
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.rollouts.history import LeaseChoice
+from rollyard.server.rollouts.history import LeaseChoice, moves_without_turn
 from rollyard.server.rollouts.missing_image import tried
 from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst
@@ -25,8 +25,8 @@ MAX_PER_GRANT = 256
 """Greatest number of rollouts that one round grants for a stage."""
 MAX_QUEUE_PAGES = 4
 """Greatest number of queue pages that one round reads for a stage. The first pages may have only unsuitable rollouts."""
-TURN_SECONDS = 60.0
-"""Walltime for sampling one turn and for a snapshot, where a rollout can go on elsewhere afterwards."""
+MAX_MOVES_WITHOUT_TURN = 4
+"""If so many leases in a row were handed back without a new saved turn, a rollout waits for walltime for all its budgets."""
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
@@ -50,11 +50,11 @@ class NodeAgentRoom:
     """True: the node agent gets no more leases in this round, because a rollout that must run alone has got this
     node agent or waits for it."""
 
-    def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+    def can_take(self, record: RolloutRecord, pool: RolloutPoolSpec, now: float) -> bool:
         """Whether `has_capacity` is true and, if the rollout must run alone, the node agent has no lease."""
-        return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
+        return not (is_suspect(record) and self.held) and self.has_capacity(record, pool, now)
 
-    def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+    def has_capacity(self, record: RolloutRecord, pool: RolloutPoolSpec, now: float) -> bool:
         """Whether the node agent is not reserved, and has free capacity, a handler for this task kind, and enough
         walltime for the remaining stages."""
         if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.node_agent.kinds:
@@ -62,10 +62,10 @@ class NodeAgentRoom:
         if self.node_agent.walltime_ends is None:
             return True
         left = self.node_agent.walltime_ends - now - SPARE_SECONDS
-        pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
+        pools = {word: float(getattr(pool.stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
-        return left >= needed_seconds(record, stages)  # slow: it parses the request
+        return left >= needed_seconds(record, pool, self.node_agent.resumable_kinds)  # slow: it parses the request
 
     def take(self, record: RolloutRecord) -> None:
         self.free[record.stage] -= 1
@@ -73,16 +73,27 @@ class NodeAgentRoom:
         self.reserved |= is_suspect(record)
 
 
-def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
+def needed_seconds(record: RolloutRecord, pool: RolloutPoolSpec, resumable: Set[str]) -> float:
     """Return the seconds of the remaining stages' budgets. A rollout's own budget counts if it is less than the pool's. A
-    rollout with saved turns goes on elsewhere at any time, so it needs INIT and a turn alone."""
-    request = RolloutRequest.model_validate_json(record.request)
+    rollout that can go on elsewhere after each turn needs INIT and a turn alone, unless it has moved without a new turn too
+    often. `resumable`: task kinds whose rollouts can go on elsewhere."""
+    request, stages = RolloutRequest.model_validate_json(record.request), pool.stages
     pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
     budgets = {word: min(limit, getattr(request.budgets, f"{word}_seconds") or limit) for word, limit in pools.items()}
+    whole = sum(budgets.values())
+    if record.stage is Stage.EVAL or not can_move(record, request, pool, resumable):
+        return whole
+    if moves_without_turn(record) >= MAX_MOVES_WITHOUT_TURN:
+        return whole
+    return min(whole, stages.turn_seconds(budgets["init"], request.agent.tool_timeout_seconds))
+
+
+def can_move(record: RolloutRecord, request: RolloutRequest, pool: RolloutPoolSpec, resumable: Set[str]) -> bool:
+    """Whether the rollout can go on elsewhere after each turn. Saved turns prove it."""
     if record.saved_turns:
-        turn = request.agent.tool_timeout_seconds + TURN_SECONDS
-        return min(sum(budgets.values()), budgets["init"] + turn)
-    return sum(budgets.values())
+        return True
+    wanted = pool.resume == request.agent.resume == "auto" and record.mode != CHECK
+    return wanted and request.agent.command is None and record.task_kind in resumable
 
 
 class Round:
@@ -185,11 +196,11 @@ class Round:
     def _choose_room(self, record: RolloutRecord) -> tuple[NodeAgentRoom, LeaseChoice] | None:
         """Return the node agent with the greatest free capacity, and the reason for the choice; None if no node agent can
         take the record now. A node agent is then reserved for a rollout that must run alone."""
-        stage, stages = record.stage, self._pool.spec.stages
-        able = [room for room in self._rooms if room.can_take(record, stages, self._now)]
+        stage, pool = record.stage, self._pool.spec
+        able = [room for room in self._rooms if room.can_take(record, pool, self._now)]
         if not able:
             if is_suspect(record) and not any(room.reserved for room in self._rooms):
-                fitting = (room for room in self._rooms if room.has_capacity(record, stages, self._now))
+                fitting = (room for room in self._rooms if room.has_capacity(record, pool, self._now))
                 if (least := min(fitting, key=lambda room: room.held, default=None)) is not None:
                     least.reserved = True
             return None

@@ -16,9 +16,12 @@ from pydantic_core import from_json, to_json
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_history import ChosenEndpoint, HistoryEntry, HistoryEvent, RolloutHistory
 from rollyard.store.base import RolloutRecord
+from rollyard.wire.node import WALLTIME_REASON
 
 KEPT_FIRST, KEPT_LAST = 8, 24
 MAX_TEXT_CHARS = 200
+LOSSES = (HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK, HistoryEvent.FAULT)
+"""Events that end a lease without a result, after which another lease may go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +54,30 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
     return "\n".join([*lines[:KEPT_FIRST], str(dropped + 1), *lines[KEPT_FIRST + 1 :], line, ""])
 
 
-def last_loss(record: RolloutRecord) -> str:
-    """Return why the lease before the present one ended without a result; empty if that was not so."""
+def last_loss(record: RolloutRecord) -> tuple[str, str]:
+    """Return why the lease before the present one ended without a result, and its node; empty if that was not so."""
     lines = record.history.split("\n")[-3:-1]
     if len(lines) < 2:
-        return ""
+        return "", ""
     _, event, _, stage, fields = from_json(lines[0])
-    lost = event in (HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK) and stage != Stage.EVAL
-    return str(fields.get("reason", "")) if lost else ""
+    if event not in LOSSES or stage == Stage.EVAL or (event == HistoryEvent.FAULT and not record.saved_turns):
+        return "", ""
+    return str(fields.get("reason", "")), str(fields.get("node", ""))
+
+
+def moves_without_turn(record: RolloutRecord) -> int:
+    """Return how many leases in a row ended with a walltime and as many saved turns as the record has now."""
+    count = 0
+    for line in reversed(record.history.split("\n")[:-1]):
+        found = from_json(line)
+        if isinstance(found, int) or found[1] in (HistoryEvent.FAULT, HistoryEvent.OUTDATED):
+            break
+        _, event, _, _, fields = found
+        if event == HistoryEvent.HANDED_BACK and fields.get("reason") == WALLTIME_REASON:
+            if fields.get("turns", 0) != record.saved_turns:
+                break
+            count += 1
+    return count
 
 
 def history_of(record: RolloutRecord) -> RolloutHistory:

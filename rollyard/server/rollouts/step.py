@@ -8,7 +8,8 @@ follows (table of crashes in ARCHITECTURE.md).
       ^  ^                  |                          |
       |  +--- Lost ---------+                          |      Lost: the lease ended without a result. No retry is counted.
       |                     |                          |      After some losses it runs alone; after more it ends.
-      |       Finished(InfraFailed), retries left      |      The infrastructure failed. A retry is counted.
+      |       Finished(InfraFailed), retries left      |      The infrastructure failed. A retry is counted. (If the sandbox
+      |                     |                          |      was lost, saved turns are kept, but not for the last retry.)
       |       ImageMissing                                |      Its image cannot be had now. No retry is counted.
       |       Outdated, not at EVAL                    |      Its weights became too old. No retry is counted.
       +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
@@ -16,8 +17,8 @@ follows (table of crashes in ARCHITECTURE.md).
     Cancelled: ends a queued or leased record immediately.
     ImageGivenUp: ends a queued record whose image could not be had for too long.
 
-While RUN goes on, its holder saves its turns (TurnsSaved). After Lost, a record with saved turns keeps its attempt, and its
-next holder goes on after them. Everything else that queues the record again drops them.
+While RUN goes on, its holder saves its turns (TurnsSaved). After Lost or a lost sandbox, a record with saved turns keeps its
+attempt, and its next holder goes on after them. Everything else that queues the record again drops them.
 
 Each change adds an entry to the record's history in the same step, except TurnsSaved, which only tells where a lease went on.
 
@@ -42,7 +43,7 @@ from rollyard.kinds.failure_table import (
     WEIGHTS_MIXED,
     Ending,
 )
-from rollyard.kinds.resumption import Resumption
+from rollyard.kinds.resumption import LOSSES, Resumption
 from rollyard.kinds.rollout import CHECK, RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.history import LeaseChoice, with_entry
@@ -57,6 +58,8 @@ MAX_LOSSES = 6
 """After this many lost leases, counted in the same way, the rollout counts as the cause, and ends."""
 FRESH_LOSSES = MAX_LOSSES - 1
 """After this many lost leases the saved turns are dropped. They may be the cause, so the last try begins again."""
+LOST_SANDBOX = ("SandboxLost", "SandboxSilent")
+"""Reasons of faults after which a rollout goes on after its saved turns, as nothing of them was in doubt."""
 MAX_OUTDATED = 10
 """A rollout starts again at most this many times because its weights became too old. If they become too old once more,
 the rollout counts as too slow for the versions that it allows, and ends."""
@@ -440,8 +443,8 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
         )
         return _end_as(LOST_TOO_OFTEN, replace(record, losses=losses), message, event.at), (Ended(),)
     word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
-    history = with_entry(record, event.at, word, reason=event.reason)
     saved = record.saved_turns if losses < FRESH_LOSSES or event.handed_back else 0
+    history = with_entry(record, event.at, word, reason=event.reason, **_left(record, event.reason, saved))
     return _requeue(replace(record, losses=losses, saved_turns=saved), event.at, event.at, history)
 
 
@@ -472,14 +475,18 @@ def _end_without_image(record: RolloutRecord, message: str, now: float) -> tuple
 def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     check_fence(record, event.fence)
     if event.status is Status.INFRA_FAILED:
-        record = replace(record, faults=record.faults + 1, saved_turns=0, error=event.error)
-        if record.faults < event.max_attempts:
+        faults = record.faults + 1
+        saved = record.saved_turns if _goes_on(event, faults) else 0
+        record = replace(record, faults=faults, saved_turns=saved, error=event.error)
+        if faults < event.max_attempts:
             retry_at = event.at + backoff(record.id, record.faults)
             history = with_entry(
                 record,
                 event.at,
                 HistoryEvent.FAULT,
                 **_error_texts(event.error),
+                node=record.node,
+                turns=saved or None,
                 seconds=_stage_seconds(event.summary),
                 retry_at=round(retry_at, 3),
             )
@@ -491,6 +498,21 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
         status, error = ending.status, ending.error(record.stage, why)
     reward = event.reward if status.scored else None
     return _end(_with_result(record, event), status, reward, error, event.summary, event.at), (Ended(),)
+
+
+def _goes_on(event: Finished, faults: int) -> bool:
+    """Whether the next attempt of a rollout with a fault goes on after its saved turns: its sandbox was lost, and this is not
+    the last attempt. They, or a call that the agent makes again after them, may be the cause."""
+    return event.error is not None and event.error.reason in LOST_SANDBOX and faults < event.max_attempts - 1
+
+
+def _left(record: RolloutRecord, reason: str, saved: int) -> dict[str, Any]:
+    """Return the fields of a history entry about a lease that ended in INIT or RUN without a result."""
+    if record.stage is Stage.EVAL:
+        return {}
+    kept = f"{saved} turn{'' if saved == 1 else 's'} kept" if saved else "no turn kept, so it begins again"
+    message = f"it leaves node {record.node}, as {LOSSES.get(reason, reason)}; {kept}"
+    return {"node": record.node, "turns": saved or None, "message": message}
 
 
 def _with_result(record: RolloutRecord, event: Finished) -> RolloutRecord:

@@ -5,6 +5,7 @@ Sentences are made from objects, connections and the queue. Slurm is not queried
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,10 +16,12 @@ from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import CHECK, IN_QUEUE, PARKED, PREPARING, Stage, Status
-from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool
+from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, STARTUP_SECONDS, RolloutPool
+from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit
-from rollyard.server.rollouts.grant_round import needed_seconds
+from rollyard.server.rollouts.grant_round import MAX_MOVES_WITHOUT_TURN, needed_seconds
+from rollyard.server.rollouts.history import moves_without_turn
 from rollyard.server.rollouts.pool_shortage import (
     PoolShortage,
     WaitReason,
@@ -240,21 +243,32 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
     if not ends or len(ends) < len(able):
         return None
-    if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
+    if max(ends) - view.now >= view.pool.spec.stages.budget_seconds + SPARE_SECONDS:
         return None  # a request can only lower the pool's budgets, so the slow parse in `needed_seconds` is not needed
-    need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
+    spec, resumable = view.pool.spec, frozenset[str]().union(*(a.resumable_kinds for a in able))
+    need = needed_seconds(record, spec, resumable) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:
         return None
-    sentence = (
-        f"its budgets need {need:g} s of walltime, but the last allocation of RolloutPool {view.name} ends at "
-        f"{as_text(max(ends))}"
-    )
+    sentence = f"it needs {need:g} s of walltime{_why_so_much(record)}"
+    if (most := walltime_seconds(spec.allocation.time_limit) - STARTUP_SECONDS) < need:
+        return WaitReason(
+            f"{sentence}, but no allocation of RolloutPool {view.name} has so much: set `allocation.timeLimit` to "
+            f"{walltime_text(math.ceil(need) + STARTUP_SECONDS)} or more, or lower its budgets to {most:g} s",
+            last_start,
+        )
+    sentence = f"{sentence}, but the last allocation of RolloutPool {view.name} ends at {as_text(max(ends))}"
     shortage = PoolShortage(view.pool, [a for a in active(view.allocations) if not a.status.ready], view.now)
     rows = (slurm_unreachable, submit_unanswered, pending, failing, starting, submitting)
     facts = (row(shortage) for row in rows)
     successor = next((fact.sentence for fact in facts if fact is not None), "no successor is submitted yet")
     return WaitReason(f"{sentence}; {successor}", last_start)
+
+
+def _why_so_much(record: RolloutRecord) -> str:
+    if moves_without_turn(record) >= MAX_MOVES_WITHOUT_TURN:
+        return f" for all its budgets, as {MAX_MOVES_WITHOUT_TURN} walltimes in a row ended without a new turn"
+    return ""
 
 
 def _endpoints_full(record: RolloutRecord, view: QueueView) -> WaitReason | None:

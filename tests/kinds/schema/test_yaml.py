@@ -140,7 +140,7 @@ def test_all_mistakes_are_told_together_in_order() -> None:
             "`sandbox.gpus`",
         ),
         (
-            '{replicas: 1, allocation: {timeLimit: "00:50:00"}}',
+            '{replicas: 1, resume: never, allocation: {timeLimit: "00:50:00"}}',
             '`allocation.timeLimit`: write "00:50:35" or more, or lower `stages.*.timeoutSeconds`; it must cover '
             "the budgets of the stages (3000 s in all)",
         ),
@@ -159,7 +159,17 @@ def test_a_stage_that_leaves_its_budget_out_has_the_default_of_that_stage(stages
 
 
 def test_the_shortest_walltime_that_is_advised_is_accepted() -> None:
-    load(HEAD + 'spec: {replicas: 1, allocation: {timeLimit: "00:50:35"}}')
+    load(HEAD + 'spec: {replicas: 1, resume: never, allocation: {timeLimit: "00:50:35"}}')
+
+
+def test_a_pool_whose_rollouts_move_needs_walltime_for_a_turn_or_for_eval() -> None:
+    [line] = mistakes('spec: {replicas: 1, allocation: {timeLimit: "00:15:00"}}')
+    assert 'write "00:15:35" or more' in line
+    assert "it must cover INIT and a turn, or EVAL (900 s in all)" in line
+    short = "stages: {init: {timeoutSeconds: 60}, run: {timeoutSeconds: 6000}, eval: {timeoutSeconds: 60}}"
+    load(HEAD + f'spec: {{replicas: 1, {short}, allocation: {{timeLimit: "00:03:05"}}}}')
+    [line] = mistakes(f'spec: {{replicas: 1, {short}, allocation: {{timeLimit: "00:03:04"}}}}')
+    assert "(150 s in all)" in line
 
 
 def test_a_contradiction_is_told_beside_a_misspelt_field() -> None:

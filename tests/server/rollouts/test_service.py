@@ -25,7 +25,7 @@ from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Sta
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import Dispatcher
-from rollyard.server.rollouts.grant_round import MAX_PER_GRANT
+from rollyard.server.rollouts.grant_round import MAX_MOVES_WITHOUT_TURN, MAX_PER_GRANT
 from rollyard.server.rollouts.move_hints import REPEAT_SECONDS, MoveHints
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES
 from rollyard.server.rollouts.saved_turns import TurnsUpload
@@ -39,8 +39,11 @@ from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 from rollyard.wire.node import (
+    DRAIN_REASON,
+    WALLTIME_REASON,
     Cancel,
     CapacityRequest,
+    Deadline,
     Drain,
     Grant,
     Lease,
@@ -714,14 +717,18 @@ async def test_a_history_says_why_a_lease_went_there_and_when_its_holder_began_t
 async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("g", n=2)])
     unable, draining = yard.node("u1", init=5, kinds=("code",)), yard.node("u2")
-    yard.node_agents.drain("u2")
-    assert [type(m) for m in draining.sent] == [Drain]
+    yard.node_agents.set_walltime_end("u2", yard.clock.time() + 60)
+    yard.node_agents.drain("u2", yard.clock.time() + 30)
+    yard.node_agents.drain("u2", yard.clock.time() + 30)
+    told = [m for m in draining.sent if isinstance(m, Deadline)]
+    assert [(round(m.seconds), m.reason) for m in told] == [(60, WALLTIME_REASON), (30, DRAIN_REASON)]
+    assert [type(m) for m in draining.sent if m not in told] == [Drain]
     yard.wants(draining, init=5)
     able = yard.node("u3", init=5)
     await until(lambda: len(able.leases) == 2)
     assert (unable.leases, draining.leases) == ([], [])
     back = yard.node("u2", init=5)
-    assert [type(m) for m in back.sent] == [Drain], "a reconnect changes nothing about that"
+    assert [type(m) for m in back.sent] == [Drain, Deadline], "a reconnect changes nothing about that"
 
 
 @pytest.mark.parametrize("stage", [Stage.INIT, Stage.EVAL])
@@ -767,7 +774,7 @@ async def test_what_outlasts_a_walltime_holds_up_nothing_that_does_not(yard: Yar
 
 
 async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) -> None:
-    whole = yard.pool.spec.budget_seconds
+    whole = yard.pool.spec.stages.budget_seconds
     short, long = yard.node("u1", init=4), yard.node("u2", init=1)
     now = yard.clock.time()
     yard.node_agents.set_walltime_end("u1", now + whole - 1)
@@ -780,6 +787,31 @@ async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) 
     yard.wants(long, init=1)
     await until(lambda: len(long.leases) == 2)
     assert {lease.id for lease in long.leases} == {"a", "b"}
+
+
+async def test_a_rollout_that_can_move_begins_where_the_walltime_covers_a_turn(yard: Yard) -> None:
+    node, stages = yard.node("u1"), yard.pool.spec.stages
+    node.agent.resumable_kinds = frozenset({"math"})
+    short = stages.turn_seconds(stages.init.timeout_seconds, 30) + 10
+    yard.node_agents.set_walltime_end("u1", yard.clock.time() + short)
+    await yard.rollouts.submit("default", [request("never", agent={"resume": "never"}), request("auto")])
+    await yard.rollouts.submit("default", [request("command", agent={"type": "command", "command": "true"})])
+    await yard.rollouts.submit("default", [request("long-calls", agent={"tool_timeout_seconds": 60})])
+    yard.wants(node, init=4)
+    await until(lambda: bool(node.leases))
+    for moved in range(MAX_MOVES_WITHOUT_TURN):
+        assert [lease.id for lease in node.leases] == ["auto"] * (moved + 1)
+        ref = LeaseRef(namespace="default", id="auto", fence=node.leases[-1].fence)
+        await yard.rollouts.lose(ref, WALLTIME_REASON, handed_back=True)
+        if moved < MAX_MOVES_WITHOUT_TURN - 1:
+            yard.wants(node, init=4)
+            await until(lambda n=moved: len(node.leases) == n + 2)
+    await yard.rollouts.submit("default", [request("other")])
+    yard.wants(node, init=4)
+    await until(lambda: node.leases[-1].id == "other")
+    assert len(node.leases) == MAX_MOVES_WITHOUT_TURN + 1, "no turn fits, so it waits for all its budgets"
+    entries = (await yard.rollouts.history("default", "auto")).entries
+    assert "as its walltime ended; no turn kept, so it begins again" in str(entries[-1].message)
 
 
 async def test_a_rollout_with_saved_turns_goes_on_elsewhere_and_needs_walltime_for_a_turn(yard: Yard) -> None:

@@ -12,6 +12,7 @@ from rollyard.core.errors import Fenced
 from rollyard.kinds.failure_table import WEIGHTS_STALE
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.server.rollouts.history import last_loss
 from rollyard.server.rollouts.step import (
     MAX_LOSSES,
     SUSPECT_LOSSES,
@@ -119,6 +120,23 @@ def test_a_rollout_that_kept_no_turn_has_the_version_of_its_new_lease() -> None:
     record = step(with_version(record, "v2"), TurnsSaved(6.0, 2, 0, Resumption(turn=0, dropped=3, why="no"), "v2"))[0]
     assert (record.attempt, record.weights_version, record.saved_turns) == (1, "v2", 0)
     assert step(record, Lost(7.0, 2, "Expired"))[0].attempt == 2
+
+
+def test_a_lost_sandbox_keeps_saved_turns_but_not_for_the_last_attempt() -> None:
+    record = saved(with_version(rollout(), "v1"), 3)
+    other = replace(finished(record, Status.INFRA_FAILED), error=replace_reason(FAULT, "NodeFault"))
+    assert step(record, other)[0].saved_turns == 0, "nobody knows what its files are"
+    record, _ = step(record, finished(record, Status.INFRA_FAILED))
+    assert (record.attempt, record.faults, record.saved_turns, record.weights_version) == (1, 1, 3, "v1")
+    record = with_version(record, "v2")
+    assert last_loss(record) == ("SandboxLost", "node1")
+    record, _ = step(record, finished(record, Status.INFRA_FAILED))
+    assert (record.attempt, record.faults, record.saved_turns, record.weights_version) == (2, 2, 0, None)
+    assert last_loss(with_version(record, "v2")) == ("", ""), "it begins again as any new attempt"
+
+
+def replace_reason(error: RolloutError, reason: str) -> RolloutError:
+    return error.model_copy(update={"reason": reason})
 
 
 def test_what_may_be_the_cause_of_losses_is_tried_once_without_its_saved_turns() -> None:

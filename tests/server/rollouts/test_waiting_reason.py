@@ -36,7 +36,7 @@ SINCE_AT, SINCE_QUEUED = "(since 2026-01-01 11:00:00 UTC)", "(since 2026-01-01 1
 
 
 def record(**more: Any) -> RolloutRecord:
-    asked = {k: more.pop(k) for k in ("budgets", "min_weights_version", "group_version", "group") if k in more}
+    asked = {k: more.pop(k) for k in ("budgets", "min_weights_version", "group_version", "group", "agent") if k in more}
     task = {"kind": "math", "problem": "?", "answer": "1"}
     request = RolloutRequest.model_validate({"id": "a", "pool": "swe", "task": task, **asked})
     (made,) = expand("default", request, NOW - 7200)
@@ -206,7 +206,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "WalltimeTooShort", {"budgets": {"init_seconds": 50, "run_seconds": 500, "eval_seconds": 50}},
         {"node_agents": [agent("math", ends=NOW + 300), agent("math", ends=NOW + 200)]},
-        "its budgets need 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
+        "it needs 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
         "no successor is submitted yet (since 2026-01-01 11:54:55 UTC)",
     ),
     (
@@ -215,9 +215,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             "node_agents": [agent("math", ends=NOW + 300)],
             "allocations": [allocation("old", ready=True, **RUNNING), allocation("new", reason="Resources", **PENDING)],
         },
-        "its budgets need 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
+        "it needs 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
         "RolloutPool swe waits for job 123 of allocation new, which is pending: Resources (nodes that it could run on are "
         "busy) (since 2026-01-01 11:54:55 UTC)",
+    ),
+    (
+        "WalltimeTooShort", {"agent": {"resume": "never"}},
+        {
+            "pool": rollout_pool(allocation={"timeLimit": "00:20:00"}),
+            "node_agents": [agent("math", ends=NOW + 300)],
+        },
+        "it needs 3005 s of walltime, but no allocation of RolloutPool swe has so much: set `allocation.timeLimit` to 00:50:35 "
+        "or more, or lower its budgets to 1170 s (since 2026-01-01 11:14:55 UTC)",
     ),
     (
         "EndpointsFull", {},
