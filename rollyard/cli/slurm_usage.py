@@ -57,22 +57,27 @@ class ComparedJob(NamedTuple):
 
 
 def compared(
-    jobs: Sequence[OwnJob], accounts: Mapping[str, JobAccount], since: float, until: float
+    jobs: Sequence[OwnJob], accounts: Mapping[str, Sequence[JobAccount]], since: float, until: float
 ) -> list[ComparedJob]:
     """Compare the hours of jobs between two times, those that differ most first."""
-    found = [_compared(job, accounts.get(job.id), since, until) for job in jobs]
+    found = [_compared(job, accounts.get(job.id, ()), since, until) for job in jobs]
     return sorted(found, key=lambda job: (not job.why, -_difference(job), job.id))
 
 
-def _compared(job: OwnJob, account: JobAccount | None, since: float, until: float) -> ComparedJob:
+def _compared(job: OwnJob, runs: Sequence[JobAccount], since: float, until: float) -> ComparedJob:
     seconds = _within(job.start, job.end, since, until)
     own = (seconds * job.gpus / HOUR, seconds * job.cpus / HOUR)
-    if account is None:
+    runs = [run for run in runs if run.end is None or run.end >= job.start]  # Slurm uses the numbers of jobs again
+    if not runs:
         return ComparedJob(job.id, job.pool, *own, None, None, ("accounting does not know the job",))
-    end = account.end if account.end is not None else until
-    theirs = _within(account.start, end, since, until) if account.start is not None else 0.0
-    hours = (theirs * account.gpus / HOUR, theirs * account.cpus / HOUR)
-    return ComparedJob(job.id, job.pool, *own, *hours, tuple(_reasons(job, account)))
+    started = [run for run in runs if run.start is not None]
+    theirs = [_within(run.start or 0.0, run.end or until, since, until) for run in started]
+    gpu_hours = sum(time * run.gpus for time, run in zip(theirs, started, strict=True)) / HOUR
+    cpu_hours = sum(time * run.cpus for time, run in zip(theirs, started, strict=True)) / HOUR
+    why = tuple(_reasons(job, (started or runs)[0]))
+    if len(started) > 1:
+        why += (f"Slurm ran the job {len(started)} times, and Rollyard counts the first",)
+    return ComparedJob(job.id, job.pool, *own, gpu_hours, cpu_hours, why)
 
 
 def _within(start: float, end: float, since: float, until: float) -> float:

@@ -192,6 +192,8 @@ class AllocationReconciler:
         update: dict[str, Any] = {}
         if plan.adopt is not None:
             update = _status_from_job(plan.adopt)
+            if _is_requeued(evolve(before, **update)):  # the run that counts is the first one
+                update |= {"node": before.node, "start_time": before.start_time}
         elif plan.gone:
             update = await self._status_without_job(allocation)
         status = evolve(before, **update)

@@ -47,7 +47,8 @@ _KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
 
 @dataclass(frozen=True, slots=True)
 class JobAccount:
-    """Counts of accounting for a job. Times are Unix seconds; None: the job has not started, or not ended."""
+    """Counts of accounting for one run of a job, which has several if it is requeued. Times are Unix seconds; None: the run
+    has not started, or not ended."""
 
     start: float | None
     end: float | None
@@ -130,12 +131,12 @@ class CliDriver:
                 found[job.id] = job
         return {id: found[id] for id in ids if id in found}
 
-    async def accounts(self, ids: Sequence[str]) -> Mapping[str, JobAccount] | None:
-        """Return what accounting has counted for jobs. Jobs unknown to accounting are left out. None: the site keeps no
-        accounts. Raises SlurmUnreachable."""
-        found: dict[str, JobAccount] = {}
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        """Return what accounting has counted for the runs of jobs, oldest first. Jobs unknown to accounting are left out. None:
+        the site keeps no accounts. Raises SlurmUnreachable."""
+        found: dict[str, list[JobAccount]] = {}
         for some in _portions(ids):
-            command = ("sacct", "-X", "-p", f"--delimiter={MARK}", "-j", ",".join(some), "-o", ",".join(COUNTED))
+            command = ("sacct", "-X", "-D", "-p", f"--delimiter={MARK}", "-j", ",".join(some), "-o", ",".join(COUNTED))
             code, out, err = await self._run(command, self._asking)
             if code != 0 and "accounting storage is disabled" in err:
                 return None
@@ -204,14 +205,14 @@ def read_queue(text: str) -> dict[str, Job]:
     return {job.id: job for job in jobs}
 
 
-def read_accounts(text: str) -> dict[str, JobAccount]:
-    """Return the jobs in sacct's output of COUNTED: id -> counts. Raises SlurmUnreachable if the text is no such table."""
-    found = {}
+def read_accounts(text: str) -> dict[str, list[JobAccount]]:
+    """Return the jobs in sacct's output of COUNTED: id -> runs. Raises SlurmUnreachable if the text is no such table."""
+    found: dict[str, list[JobAccount]] = {}
     for id, start, end, cpus, resources in _rows(text, len(COUNTED)):
         typed = re.findall(r"gres/gpu:[^=,]+=(\d+)", resources)
         total = re.search(r"gres/gpu=(\d+)", resources)
         gpus = int(total[1]) if total is not None else sum(map(int, typed))
-        found[id] = JobAccount(_seconds(start), _seconds(end), int(cpus or 0), gpus)
+        found.setdefault(id, []).append(JobAccount(_seconds(start), _seconds(end), int(cpus or 0), gpus))
     return found
 
 

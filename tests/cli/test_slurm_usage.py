@@ -23,7 +23,7 @@ def account(
 
 
 def test_equal_counts_have_no_reason_and_only_the_time_asked_for_counts() -> None:
-    (found,) = compared([job(start=NOW - 9 * HOUR)], {"7": account(start=NOW - 9 * HOUR)}, NOW - 2 * HOUR, NOW)
+    (found,) = compared([job(start=NOW - 9 * HOUR)], {"7": [account(start=NOW - 9 * HOUR)]}, NOW - 2 * HOUR, NOW)
     assert (found.gpu_hours, found.cpu_hours) == (found.slurm_gpu_hours, found.slurm_cpu_hours) == (2.0, 8.0)
     assert found.why == ()
 
@@ -42,7 +42,7 @@ def test_equal_counts_have_no_reason_and_only_the_time_asked_for_counts() -> Non
     ],
 )
 def test_a_difference_is_told(own: OwnJob, theirs: JobAccount | None, why: str) -> None:
-    (found,) = compared([own], {} if theirs is None else {"7": theirs}, 0.0, NOW)
+    (found,) = compared([own], {} if theirs is None else {"7": [theirs]}, 0.0, NOW)
     assert why in found.why
     differs = (found.gpu_hours, found.cpu_hours) != (found.slurm_gpu_hours, found.slurm_cpu_hours)
     assert differs, "the reason is for a difference"
@@ -50,8 +50,18 @@ def test_a_difference_is_told(own: OwnJob, theirs: JobAccount | None, why: str) 
 
 def test_the_greatest_difference_comes_first() -> None:
     jobs = [job("1"), job("2", end=NOW - HOUR + 9), job("3", end=NOW - HOUR + 99)]
-    found = compared(jobs, {one.id: account() for one in jobs}, 0.0, NOW)
+    found = compared(jobs, {one.id: [account()] for one in jobs}, 0.0, NOW)
     assert [one.id for one in found] == ["3", "2", "1"]
+
+
+def test_each_run_of_a_requeued_job_counts_for_slurm_and_one_that_never_began_does_not() -> None:
+    waiting = account(start=None, end=NOW - HOUR, cpus=0, gpus=0)
+    namesake = account(NOW - 9 * HOUR, NOW - 8 * HOUR)
+    (found,) = compared([job()], {"7": [namesake, account(), waiting]}, 0.0, NOW)
+    assert (found.slurm_gpu_hours, found.slurm_cpu_hours, found.why) == (2.0, 8.0, ())
+    (found,) = compared([job()], {"7": [account(), account(NOW - HOUR, NOW - HOUR / 2)]}, 0.0, NOW)
+    assert (found.gpu_hours, found.slurm_gpu_hours) == (2.0, 3.0)
+    assert found.why == ("Slurm ran the job 2 times, and Rollyard counts the first",)
 
 
 def test_a_job_that_never_started_is_left_out() -> None:
@@ -64,10 +74,12 @@ def test_sacct_is_read_with_gpus_of_any_type() -> None:
         ["JobID", "Start", "End", "AllocCPUS", "AllocTRES"],
         ["7", "2026-11-30T10:00:00", "2026-11-30T11:00:00", "8", "billing=8,cpu=8,gres/gpu=2,gres/gpu:a100=2,node=1"],
         ["8_1", "2026-11-30T10:00:00", "Unknown", "4", "cpu=4,gres/gpu:a100=1,gres/gpu:h200=2"],
+        ["8_1", "Unknown", "2026-11-30T11:00:00", "0", ""],
         ["9", "Unknown", "Unknown", "0", ""],
     ]
     found = read_accounts("\n".join(MARK.join([*row, ""]) for row in rows))
-    assert [(one.cpus, one.gpus) for one in found.values()] == [(8, 2), (4, 3), (0, 0)]
+    assert [(one.cpus, one.gpus) for (one, *_) in found.values()] == [(8, 2), (4, 3), (0, 0)]
     assert list(found) == ["7", "8_1", "9"]
-    assert found["7"].end == (found["7"].start or 0) + HOUR
-    assert (found["8_1"].end, found["9"].start) == (None, None)
+    assert found["7"][0].end == (found["7"][0].start or 0) + HOUR
+    assert [one.end for one in found["8_1"]] == [None, found["7"][0].end]
+    assert found["9"][0].start is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import pwd
 import signal
@@ -10,6 +12,7 @@ import pytest
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
+from tests.support import forked_commands
 from tests.support.slurm_field import Field
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(119)]
@@ -79,3 +82,38 @@ async def test_each_death_is_told_as_it_was_done(field: Field) -> None:
 
     await field.yard.until(given_back)
     await field.all_is_well(jobs=2)
+
+
+async def test_usage_beside_accounting_tells_why_a_job_differs(field: Field) -> None:
+    """Also the jobs of the test above: killed, cancelled, requeued, on a lost node."""
+    await field.become(policy={"allocation": {"gpusPerNode": 2}})
+    await field.yard.ready(field.client)
+    env = {**field.yard.user_env, **field.cluster.env}
+    words = ("usage", "--slurm", "--since", "1h")
+    done = await asyncio.to_thread(forked_commands.run, *words, "-o", "json", env=env, seconds=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    jobs = {job["id"]: job for job in found["slurm"]}
+    ours = {one.job_id for one in await field.client.ended_allocations() if one.started_at is not None}
+    live = {a.status.job_id: a for a in await field.yard.allocations(field.client) if not a.status.is_ended}
+    assert jobs.keys() == ours | live.keys()
+    assert field.stranger not in jobs
+
+    # the same hours by sacct itself
+    rows = await field.slurm("sacct", "-a", "-n", "-P", "-X", "-D", "-o", "JobID,State,ElapsedRaw,AllocCPUS,AllocTRES")
+    seconds, requeued = dict[str, int](), list[str]()
+    for id, state, elapsed, cpus, resources in (row.split("|") for row in rows.splitlines()):
+        seconds[id] = seconds.get(id, 0) + int(elapsed) * int(cpus or 0)
+        requeued += [id] if state == "REQUEUED" else []
+        assert id not in live or live[id].spec.pool.kind != "InferencePool" or "gres/gpu=2" in resources
+    for id in ours:
+        assert jobs[id]["slurm_cpu_hours"] * 3600 == pytest.approx(seconds[id])
+        same = jobs[id]["cpu_hours"] * 3600 == pytest.approx(seconds[id], abs=1.0)
+        assert same or jobs[id]["why"], jobs[id]
+    assert requeued
+    assert set(requeued) <= ours, "its first run is not forgotten"
+    (gpus,) = [job for job in jobs.values() if job["gpu_hours"] > 0]
+    assert gpus["gpu_hours"] == pytest.approx(2 * gpus["cpu_hours"])
+    assert gpus["slurm_gpu_hours"] == pytest.approx(gpus["gpu_hours"], abs=2 * 1.0 / 3600)
+    done = await asyncio.to_thread(forked_commands.run, *words, env=env, seconds=120)
+    assert f"of {len(jobs)} jobs differ" in done.stdout
