@@ -33,6 +33,7 @@ from rollyard.api import (
     preview,
     query_parameters,
     reviews,
+    rollout_profile,
     rollouts,
     saved_turns,
     scale,
@@ -52,8 +53,8 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, drains, objects,
-    changes, rollouts, token_texts, batches, datasets, evaluations, usage, snapshots, forks, images, sessions, tokens,
-    node, attach, engine, metrics, metric_history, page, saved_turns,
+    changes, rollout_profile, rollouts, token_texts, batches, datasets, evaluations, usage, snapshots, forks, images,
+    sessions, tokens, node, attach, engine, metrics, metric_history, page, saved_turns,
 )  # fmt: skip
 WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
 """Modules that keep something in the application."""

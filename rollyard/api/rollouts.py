@@ -9,21 +9,20 @@ from typing import Any
 
 from aiohttp import web
 
-from rollyard.api import request_bodies
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, number, seconds
+from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, seconds
 from rollyard.api.queue_view import queue_view
+from rollyard.api.rollout_conditions import SEARCHED, conditions
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
 from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
 from rollyard.core.errors import BadRequest, Expired, NotFound
-from rollyard.kinds import task_metadata
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import KeptView, RolloutSummary, Stage, Status
 from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
-from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
+from rollyard.store.base import RolloutFilter, RolloutRecord
 from rollyard.store.rollout_search import GROUPED, METADATA
 from rollyard.trajectory.artifact import to_json, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE, encode
@@ -72,23 +71,20 @@ async def _submit(request: web.Request) -> web.Response:
     return web.json_response({"rollouts": rows}, status=202)
 
 
-SEARCHED = (
-    "namespace", "pool", "group", "status", "metadata", "suspicious", "kind", "mode", "reason", "task", "batch", "prefix",
-    "since", "until", "min_reward", "max_reward",
-)  # fmt: skip
-
-
-@accepts(*SEARCHED, "sort", "after", "limit")
+@accepts(*SEARCHED, "sort", "after", "limit", "total")
 async def _list(request: web.Request) -> web.Response:
     """List rollouts without their trajectories: in order of arrival, or sorted (`sort=tokens`, `sort=-tokens`). A sorted list
-    has no next page."""
+    has no next page. `total=true`: also the number of all that match."""
     services = request.app[SERVICES]
     limit = min(integer(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
-    filter = _filter(request, limit)
+    filter = conditions(request, limit)
     records = await services.rollouts.find(filter)
     is_sorted = filter.search is not None and filter.search.sort is not None
     following = records[-1].seq if len(records) == limit and not is_sorted else None
-    return await _json_response({"rollouts": await _queued_views(services, records), "next": following})
+    found: dict[str, Any] = {"rollouts": await _queued_views(services, records), "next": following}
+    if flag(request, "total"):
+        found["total"] = await services.store.rollouts.count(filter)
+    return await _json_response(found)
 
 
 @accepts(*SEARCHED, "by", "limit")
@@ -97,64 +93,9 @@ async def _summary(request: web.Request) -> web.Response:
     by, limit = request.query.get("by", "reason"), min(integer(request, "limit", DEFAULT_ROWS, least=1), MAX_LIMIT)
     if by not in GROUPED and not (by.startswith(METADATA) and len(by) > len(METADATA)):
         raise BadRequest(f"by must be one of {', '.join(GROUPED)}, or metadata.NAME, not {by[:40]!r}")
-    rows = await request.app[SERVICES].store.rollouts.summarize(_filter(request, limit), by, limit)
+    rows = await request.app[SERVICES].store.rollouts.summarize(conditions(request, limit), by, limit)
     found = RolloutSummary(by=by, rows=rows)
     return web.json_response(found.model_dump(mode="json"))
-
-
-def _filter(request: web.Request, limit: int) -> RolloutFilter:
-    """Read the conditions of a search. Raises BadRequest."""
-    query = request.query
-    try:
-        statuses = tuple(Status(word) for word in query.get("status", "").split(",") if word)
-    except ValueError:
-        raise BadRequest(f"status must be one of {', '.join(Status)}, or several separated by commas") from None
-    return RolloutFilter(
-        namespace=namespace_of(request),
-        pool=query.get("pool"),
-        group=query.get("group"),
-        metadata=_metadata_items(query.get("metadata")),
-        suspicious=flag(request, "suspicious"),
-        status=statuses,
-        after_seq=integer(request, "after", 0),
-        limit=limit,
-        search=_search(request),
-    )
-
-
-def _search(request: web.Request) -> RolloutSearch | None:
-    """Read the conditions that need a search; None if there is none."""
-    query, sort = request.query, request.query.get("sort", "")
-    if sort.removeprefix("-") not in ("", *SortField):
-        raise BadRequest(f"sort must be one of {', '.join(SortField)}, with - before it for the greatest first")
-    found = RolloutSearch(
-        kind=query.get("kind"),
-        mode=query.get("mode"),
-        reason=query.get("reason"),
-        task=query.get("task"),
-        batch=query.get("batch"),
-        prefix=query.get("prefix", ""),
-        since=seconds(request, "since", 0.0) if "since" in query else None,
-        until=seconds(request, "until", 0.0) if "until" in query else None,
-        min_reward=number(request, "min_reward"),
-        max_reward=number(request, "max_reward"),
-        sort=SortField(sort.removeprefix("-")) if sort else None,
-        descending=sort.startswith("-"),
-    )
-    return found if found != RolloutSearch() else None
-
-
-def _metadata_items(text: str | None) -> tuple[str, ...]:
-    try:
-        given = request_bodies.load_json(text.encode()) if text is not None else {}
-        found = [task_metadata.item(name, value) for name, value in given.items()]
-    except (ValueError, AttributeError):
-        found = [None]
-    if None in found or len(found) > task_metadata.MAX_ITEMS:
-        raise BadRequest(
-            'metadata must be a JSON object of texts, numbers, true, false or null, such as {"difficulty": "hard"}'
-        )
-    return tuple(item for item in found if item is not None)
 
 
 @accepts("namespace", "wait")

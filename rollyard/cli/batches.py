@@ -9,6 +9,7 @@ import click
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.printable import printable
+from rollyard.cli.written_file import say
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import NotFound
 from rollyard.kinds.batch import BatchView, DeliveryBias
@@ -24,17 +25,24 @@ def batches() -> None:
 
 
 @batches.command("list")
+@click.option("--series", help="only batches of this series (training)")
+@click.option("--limit", type=click.IntRange(1), help="only so many of the newest  [default: all]")
 @with_client
-async def list_(client: AsyncClient, namespace: str) -> None:
-    """List batches, newest first."""
+async def list_(client: AsyncClient, namespace: str, series: str | None, limit: int | None) -> None:
+    """List batches, newest first, and the mean of their mean rewards."""
     rows = [
         ["ID", "POOL", "SERIES", "STATUS", "DELIVERED", "FILTERED", "FAULTY", "IN FLIGHT", "MEAN REWARD", "STARTED"]
     ]
-    for view in await client.batches(namespace):
+    found = await client.batches(namespace, series=series)
+    shown = found[:limit]
+    for view in shown:
         of = f"{view.delivered}/{view.target}" if view.target is not None else str(view.delivered)
         numbers = [of, str(view.filtered.total), str(view.faulty), str(view.in_flight), _mean(view)]
         rows.append([view.id, view.pool, view.series, view.status.value, *numbers, _time(view.created_at)])
     click.echo("\n".join(align(rows)))
+    means = [view.reward_mean for view in shown if view.reward_mean is not None]
+    of = f"{len(shown)} of {len(found)}" if len(shown) < len(found) else str(len(found))
+    say(f"{of} batches; mean of their mean rewards: {_number(sum(means) / len(means) if means else None)}")
 
 
 @batches.command("describe")
@@ -59,10 +67,10 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 async def steps(client: AsyncClient, namespace: str, name: str, series: bool, form: str) -> None:
     """Show the training steps of a batch, or of a whole series: rewards, informative share, staleness and tokens.
 
-    REWARD is the mean reward of the delivered groups and its standard deviation, ALL that of all groups with a verdict,
-    delivered or not. STALENESS counts training steps, in the mean. TOKENS is the mean number of sampled tokens of a
-    delivered rollout; WASTED counts the sampled tokens of groups that were not delivered. A dash stands for an unknown
-    value. The last line has the mean over all steps.
+    REWARD is the mean reward of the delivered groups and its standard deviation, QUARTILES their 25 %, 50 % and 75 %
+    points, ALL the mean of all groups with a verdict, delivered or not. STALENESS counts training steps, in the mean.
+    TOKENS is the mean number of sampled tokens of a delivered rollout; WASTED counts the sampled tokens of groups that were
+    not delivered. A dash stands for an unknown value. The last line has the mean over all steps.
     """
     id = name
     if series:
@@ -123,6 +131,7 @@ def stepped(history: BatchHistory) -> list[str]:
         "BATCH",
         "GROUPS",
         "REWARD",
+        "QUARTILES",
         "ALL",
         "INFORMATIVE",
         "FAULTY",
@@ -143,8 +152,10 @@ def stepped(history: BatchHistory) -> list[str]:
 def _step(step: TrainingStep) -> list[str]:
     spread = "" if step.reward_std is None else f" ±{step.reward_std:.3f}"
     share = "-" if step.informative_share is None else f"{step.informative_share:.0%}"
+    quartiles = "-" if step.reward_quartiles is None else " ".join(f"{one:g}" for one in step.reward_quartiles[1:4])
     return [
-        str(step.step), step.batch, str(step.groups), _number(step.reward_mean) + spread, _number(step.judged_reward_mean),
+        str(step.step), step.batch, str(step.groups), _number(step.reward_mean) + spread, quartiles,
+        _number(step.judged_reward_mean),
         share, str(step.faulty), _number(step.staleness_mean, 2), _number(step.tokens_mean, 0), str(step.wasted_tokens),
         _time(step.ended_at),
     ]  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -23,9 +24,9 @@ from rollyard.kinds.schema.columns import age
 
 C = TypeVar("C", bound=Callable[..., Any])
 STATUSES = [status.value for status in Status]
-SORTED = ("ended", "reward", "tokens", "turns", "seconds")
+SORTED = ("ended", "reward", "tokens", "turns", "seconds", "failed_calls")
 TABLE = ["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON", "AGE"]
-WIDE = [*TABLE[:-1], "TOKENS", "TURNS", "SECONDS", "NODE", "WEIGHTS", "GROUP", "SUBMITTED", "ENDED"]
+WIDE = [*TABLE[:-1], "TOKENS", "TURNS", "FAILED CALLS", "SECONDS", "NODE", "WEIGHTS", "GROUP", "SUBMITTED", "ENDED"]
 TOP = ["ID", "POOL", "KIND", "STATUS", "TOKENS", "TURNS", "SECONDS", "REWARD", "ENDED"]
 _CELLS: dict[str, Callable[[RolloutView], str]] = {
     "ID": lambda view: view.id,
@@ -42,6 +43,7 @@ _CELLS: dict[str, Callable[[RolloutView], str]] = {
     "TOKENS": lambda view: _text(view.tokens),
     "TURNS": lambda view: _text(view.turns),
     "SECONDS": lambda view: _text(view.seconds),
+    "FAILED CALLS": lambda view: _text(view.failed_calls),
     "NODE": lambda view: view.node or "-",
     "WEIGHTS": lambda view: view.weights_version or "-",
     "GROUP": lambda view: view.group or "-",
@@ -51,7 +53,8 @@ _CELLS: dict[str, Callable[[RolloutView], str]] = {
 
 
 class Moment(click.ParamType[float]):
-    """Time in Unix seconds: a duration before now, such as `1h` or `7d`, or a date, such as `2026-11-30T14:00:00Z`."""
+    """Time in Unix seconds: a duration before now, such as `1h` or `7d`; a date, such as `2026-11-30` or
+    `2026-11-30T14:00:00Z`; a time of today, such as `14:00`; `today` or `yesterday`. Without a zone in UTC."""
 
     name = "time"
 
@@ -59,17 +62,26 @@ class Moment(click.ParamType[float]):
         if isinstance(value, int | float):
             return float(value)
         now = datetime.now(UTC)
-        if not re.fullmatch(r"\d{4}-.*", value):
+        days = {"now": now, "today": _day(now), "yesterday": _day(now - timedelta(days=1))}
+        if (named := days.get(value.strip().lower())) is not None:
+            return named.timestamp()
+        with contextlib.suppress(click.UsageError):
             return now.timestamp() - DURATION.convert(value, param, ctx)
+        today = f"{now.date()}T{value.strip()}" if re.fullmatch(r"\s*\d{1,2}:.*", value) else value
         try:
-            found = datetime.fromisoformat(value)
+            found = datetime.fromisoformat(today.strip())
         except ValueError:
             self.fail(
-                f"{value!r} is no time; write a duration such as 90s, 1h or 7d, or a date such as 2026-11-30T14:00:00Z",
+                f"{value!r} is no time; write a duration before now such as 90s, 2h or 7d, a date such as 2026-11-30 or "
+                "2026-11-30T14:00 (UTC), a time of today such as 14:00, `today` or `yesterday`",
                 param,
                 ctx,
             )
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _day(at: datetime) -> datetime:
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 MOMENT = Moment()
@@ -102,6 +114,8 @@ _OPTIONS = (
     click.option("--min-reward", type=float, help="only rollouts with at least this reward"),
     click.option("--max-reward", type=float, help="only rollouts with at most this reward"),
     click.option("--suspicious", is_flag=True, help="only rewards above 0 that people should look at"),
+    click.option("--failed-calls", is_flag=True, help="only rollouts with a tool call that failed"),
+    click.option("--failed-tool", metavar="NAME", help="only rollouts with a call of this tool that failed"),
     click.option("--prefix", default="", help="only rollouts whose ids begin with it"),
 )
 
@@ -118,9 +132,22 @@ def conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, A
     if wrong := next((text for text in given["metadata"] if "=" not in text), None):
         raise click.UsageError(f"--metadata {wrong!r}: write NAME=VALUE, such as difficulty=hard")
     plain = {name: given[name] for name in ("pool", "group", "status", "suspicious")}
-    names = ("batch", "reason", "kind", "mode", "task", "since", "until", "min_reward", "max_reward", "prefix")
+    names = (
+        "batch",
+        "reason",
+        "kind",
+        "mode",
+        "task",
+        "since",
+        "until",
+        "min_reward",
+        "max_reward",
+        "prefix",
+        "failed_tool",
+    )
     search = {name: str(given[name]) for name in names if given[name] not in (None, "")}
     search |= {"sort": sort} if sort else {}
+    search |= {"failed_calls": "true"} if given["failed_calls"] else {}
     return {**plain, "metadata": dict(text.split("=", 1) for text in given["metadata"]), "search": search}
 
 
@@ -165,6 +192,9 @@ async def list_(
     views = [view async for view in client.rollouts(namespace, limit=limit, **conditions(given, sort))]
     if not views:
         await explain_nothing(client, namespace, given)
+    elif limit is not None and len(views) == limit:
+        total = await client.count_rollouts(namespace, **conditions(given))
+        say(f"{len(views)} of {total} rollouts")
     if form == "json":
         click.echo(json.dumps([view.model_dump(mode="json") for view in views]))
     elif form == "id":

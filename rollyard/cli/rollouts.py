@@ -1,4 +1,5 @@
-"""Commands on rollouts: submit, rollouts get|cancel|describe, try. `rollout_lists.py` has list, top and summary."""
+"""Commands on rollouts: submit, rollouts get|cancel|describe, try. `rollout_lists.py` has list, top and summary,
+`rollout_profile.py` has profile."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from rollyard.cli.printable import printable
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_lists import cell, list_, summary, top
+from rollyard.cli.rollout_profile import profile
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
 from rollyard.cli.rollout_turns import break_counts, break_lines
 from rollyard.cli.snapshot_lines import snapshot_lines
@@ -160,7 +162,7 @@ def rollouts() -> None:
     """Show, fork or cancel rollouts, and save their snapshots."""
 
 
-for command in (list_, top, summary):
+for command in (list_, top, summary, profile):
     rollouts.add_command(command)
 
 

@@ -21,6 +21,7 @@ from rollyard.core.errors import TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutSummary, RolloutSums, RolloutView
 from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_profile import ProfileView
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.kinds.top import MissingImageView, NodesTop, NodeTop
 from rollyard.trajectory import Artifact, Trajectory
@@ -192,6 +193,38 @@ class RolloutClient(ApiClient):
         query = _search_query(self._http.query(namespace), pool, group, status, metadata, suspicious, search)
         body = await self._http.json("GET", "/v1/rollouts/summary", query=query | {"by": by, "limit": str(limit)})
         return RolloutSummary.model_validate(body).rows
+
+    async def profile(
+        self,
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        status: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        suspicious: bool = False,
+        search: Mapping[str, str] | None = None,
+    ) -> ProfileView:
+        """Return where the time and the tokens of the ended rollouts that match went. The conditions are those of
+        `rollouts`."""
+        query = _search_query(self._http.query(namespace), pool, group, status, metadata, suspicious, search)
+        return ProfileView.model_validate(await self._http.json("GET", "/v1/rollouts/profile", query=query))
+
+    async def count_rollouts(
+        self,
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        status: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        suspicious: bool = False,
+        search: Mapping[str, str] | None = None,
+    ) -> int:
+        """Return the number of rollouts that match. The conditions are those of `rollouts`."""
+        query = _search_query(self._http.query(namespace), pool, group, status, metadata, suspicious, search)
+        body = await self._http.json("GET", "/v1/rollouts", query=query | {"limit": "1", "total": "true"})
+        return int(body["total"])
 
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None

@@ -148,6 +148,8 @@ class Client(Blocking[AsyncClient]):
     rollouts = each(AsyncClient.rollouts)
     counts = blocking(AsyncClient.counts)
     summarize = blocking(AsyncClient.summarize)
+    profile = blocking(AsyncClient.profile)
+    count_rollouts = blocking(AsyncClient.count_rollouts)
     cancel = blocking(AsyncClient.cancel)
     cancel_rollouts = blocking(AsyncClient.cancel_rollouts)
     put_dataset = blocking(AsyncClient.put_dataset)

@@ -116,6 +116,9 @@ class TrainingStep(WireModel):
     """Mean reward of the delivered groups' rollouts."""
     reward_std: float | None
     """Standard deviation of these rewards."""
+    reward_quartiles: list[float] | None = None
+    """Least reward, the three quartiles, and greatest reward of the delivered groups' rollouts, rounded to three significant
+    digits. Null: not known."""
     group_reward_std: float | None
     """Mean of the standard deviations within each delivered group."""
     judged_reward_mean: float | None
@@ -123,7 +126,11 @@ class TrainingStep(WireModel):
     `reward_mean` shows what the filter let pass."""
     judged_rollouts: int
     informative_share: float | None
-    """Groups whose rewards differ / groups with a verdict and at least two rewards, delivered or not."""
+    """`differing` / `compared`."""
+    differing: int = 0
+    """Groups whose rewards differ, delivered or not."""
+    compared: int = 0
+    """Groups with a verdict and at least two rewards, delivered or not."""
     all_low: int
     """Number of groups held back because all rewards were low; `all_high` and `other` likewise."""
     all_high: int

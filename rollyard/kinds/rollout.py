@@ -382,6 +382,8 @@ class RolloutView(WireModel):
     turns: int | None = None
     seconds: float | None = None
     """Seconds at work in INIT, RUN and EVAL of the last attempt, without the waits for stage workers and between stages."""
+    failed_calls: int | None = None
+    """Number of tool calls of the last attempt that failed. Null: not known."""
 
 
 class RolloutSums(WireModel):

@@ -153,7 +153,7 @@ async def call_tools(run: AgentProgress, tools: Tools) -> list[ToolResult]:
     texts = found.all
     turn = run.turns[-1]
     timings = {**turn.timings, "tools": round(time.monotonic() - began, 6)}
-    run.turns[-1] = evolve(turn, tool_results=texts, timings=timings)
+    run.turns[-1] = evolve(turn, tool_results=texts, failed_calls=failed_calls(done, found), timings=timings)
     ends = [result.done for result in done] + [False] * (len(texts) - len(done))
     return [ToolResult(text, done) for text, done in zip(texts, ends, strict=True)]
 
@@ -222,6 +222,12 @@ def result_texts(run: AgentProgress, parsed: ParsedTurn, results: list[str]) -> 
         # message is appended to the last result.
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
     return ResultTexts(results, wrong)
+
+
+def failed_calls(done: Sequence[ToolResult], texts: ResultTexts) -> list[int]:
+    """Return the places of the results of failed calls. An unreadable call is one."""
+    failed = [place for place, result in enumerate(done) if result.failed]
+    return failed if texts.wrong is None else [*failed, len(texts.results)]
 
 
 def append_results(run: AgentProgress, texts: ResultTexts) -> None:

@@ -93,11 +93,12 @@ class McpSession:
                     answer = await self._request("tools/call", {"name": tool, "arguments": arguments})
             except _Broken as error:
                 self._check_sandbox()
-                return ToolResult(f"Error: {error}")
+                return ToolResult(f"Error: {error}", failed=True)
             content = answer.get("content")
             texts = [_text(part) for part in content] if isinstance(content, list) else []
             text = shorten("\n".join(texts)) or "(no output)"
-            return ToolResult(f"Error: {text}" if answer.get("isError") is True else text)
+            failed = answer.get("isError") is True
+            return ToolResult(f"Error: {text}" if failed else text, failed=failed)
 
         return call
 

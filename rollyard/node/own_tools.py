@@ -82,8 +82,9 @@ def _program(tool: ProgramTool, sandbox: Sandbox) -> Run:
         try:
             done = await sandbox.run(tool.command, json.dumps(arguments).encode(), timeout)
         except ProgramRefused as error:
-            return ToolResult(f"Error: {error}")
+            return ToolResult(f"Error: {error}", failed=True)
         late = timeout if done.timed_out else None
-        return ToolResult(bash_result(done.output, done.exit_code, timed_out_after=late, notes=done.notes))
+        text = bash_result(done.output, done.exit_code, timed_out_after=late, notes=done.notes)
+        return ToolResult(text, failed=done.exit_code != 0)
 
     return run

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from rollyard.core.errors import ResumeFailed
 from rollyard.kinds.base import evolve
-from rollyard.node.agent_loop import AgentProgress, ResultTexts, append_results, calls_of, prompt_ids_of, result_texts
+from rollyard.node.agent_loop import (
+    AgentProgress,
+    ResultTexts,
+    append_results,
+    calls_of,
+    failed_calls,
+    prompt_ids_of,
+    result_texts,
+)
 from rollyard.node.same_result import same
 from rollyard.node.snapshot_cost import loses_state, not_repeatable
 from rollyard.node.tool_execution import Tools
@@ -104,11 +112,11 @@ async def _run_calls(run: AgentProgress, turn: Turn, tools: Tools) -> str | None
     """Run the calls of the last turn again. If a result is another than before, add the turn with the new results to the
     conversation, and return what differs."""
     parsed = run.conversation.last.parsed
-    results = [(await tools.call(call.name, call.arguments)).text for call in parsed.calls]
-    new = result_texts(run, parsed, results)
+    done = [await tools.call(call.name, call.arguments) for call in parsed.calls]
+    new = result_texts(run, parsed, [result.text for result in done])
     differs = next((n for n, pair in enumerate(zip(turn.tool_results, new.all, strict=False)) if not same(*pair)), None)
     if differs is None and len(turn.tool_results) == len(new.all):
         return None
     append_results(run, new)
-    run.turns.append(evolve(turn, tool_results=new.all))
+    run.turns.append(evolve(turn, tool_results=new.all, failed_calls=failed_calls(done, new)))
     return f"call {(differs or 0) + 1} had another result"

@@ -19,6 +19,7 @@ from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailabl
 from rollyard.kinds.failure_table import RESULT_REFUSED
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Stage
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.node.rollout_profile import profile_of
 from rollyard.node.upload_queue import UploadQueue
 from rollyard.trajectory import Artifact, Outcome, RunResult, sampled_tokens
 from rollyard.trajectory.artifact import artifact_size, pack, unpack
@@ -238,6 +239,7 @@ def _header(ref: LeaseRef, outcome: Outcome, columns: Columns | None = None) -> 
         sampled=int(columns.loss_mask.sum()) if columns is not None else sampled_tokens(outcome.segments),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
+        profile=profile_of(outcome.turns),
         weights_versions=sorted(columns.versions) if columns is not None else [],
     )
     return header.model_dump_json().encode() + b"\n"

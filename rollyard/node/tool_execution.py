@@ -47,18 +47,20 @@ class Tools:
         the errors of a handler."""
         await self._free.wait()
         if name not in self.offered:
-            return ToolResult(tool_results.unknown_tool_result(name, self.offered))
+            return ToolResult(tool_results.unknown_tool_result(name, self.offered), failed=True)
         if (own := self._own.get(name)) is not None:
             return await self._call_own(own, arguments)
-        return ToolResult(self._wrong_arguments(name, arguments) or await self._call_built_in(name, arguments))
+        if wrong := self._wrong_arguments(name, arguments):
+            return ToolResult(wrong, failed=True)
+        return await self._call_built_in(name, arguments)
 
     async def _call_own(self, tool: OwnTool, arguments: dict[str, Any]) -> ToolResult:
         if wrong := fault(arguments, tool.parameters):
-            return ToolResult(tool_results.malformed_call_result(f"{tool.name}: {wrong}", self._form))
+            return ToolResult(tool_results.malformed_call_result(f"{tool.name}: {wrong}", self._form), failed=True)
         try:
             return await tool.run(arguments, self._timeout)
         except TimeoutError:
-            return ToolResult(tool_results.bash_result("", None, timed_out_after=self._timeout))
+            return ToolResult(tool_results.bash_result("", None, timed_out_after=self._timeout), failed=True)
 
     def _wrong_arguments(self, name: str, arguments: dict[str, Any]) -> str | None:
         parameters = tool_schemas.SCHEMAS[name]["function"]["parameters"]
@@ -72,26 +74,25 @@ class Tools:
             return tool_results.malformed_call_result(f"{wrong[0]} must be a string", self._form)
         return None
 
-    async def _call_built_in(self, name: str, arguments: dict[str, Any]) -> str:
+    async def _call_built_in(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         lost = name in self._lost
         self._lost.discard(name)
         match name:
             case "bash":
                 done = await self._sandbox.bash(arguments["command"], self._timeout)
                 late = self._timeout if done.timed_out else None
-                return tool_results.bash_result(
-                    done.output,
-                    done.exit_code,
-                    timed_out_after=late,
-                    restarted=done.restarted or lost,
-                    notes=done.notes,
+                restarted = done.restarted or lost
+                text = tool_results.bash_result(
+                    done.output, done.exit_code, timed_out_after=late, restarted=restarted, notes=done.notes
                 )
+                return ToolResult(text, failed=done.exit_code != 0)
             case "ipython":
                 cell = await self._sandbox.ipython(arguments["code"], self._timeout)
                 late = self._timeout if cell.timed_out else None
-                return tool_results.ipython_result(
+                text = tool_results.ipython_result(
                     cell.output, timed_out_after=late, restarted=cell.restarted or lost, notes=cell.notes
                 )
+                return ToolResult(text, failed=cell.error or cell.timed_out or cell.restarted)
             case _:
                 edit = await self._sandbox.edit(**arguments)
-                return tool_results.shorten(edit.output)
+                return ToolResult(tool_results.shorten(edit.output), failed=not edit.ok)

@@ -154,6 +154,12 @@ class RolloutRecord:
         return self.summary.get("turns")
 
     @property
+    def failed_calls(self) -> int | None:
+        """Number of tool calls that failed."""
+        profile = self.summary.get("profile")
+        return None if profile is None else sum(use.get("failed", 0) for use in profile.get("by_tool", {}).values())
+
+    @property
     def suspicious(self) -> bool:
         """Whether people should look at a reward above 0."""
         return bool(self.summary.get("metrics", {}).get("suspicious", 0.0) > 0)
@@ -247,6 +253,7 @@ class SortField(StrEnum):
     TOKENS = "tokens"
     TURNS = "turns"
     SECONDS = "seconds"
+    FAILED_CALLS = "failed_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +276,10 @@ class RolloutSearch:
     """Only rollouts that ended before this time."""
     min_reward: float | None = None
     max_reward: float | None = None
+    failed_calls: bool = False
+    """Only rollouts with a tool call that failed."""
+    failed_tool: str | None = None
+    """Only rollouts with a call of this tool that failed."""
     sort: SortField | None = None
     """None: order of arrival. Rollouts without the value are left out."""
     descending: bool = False

@@ -34,6 +34,11 @@ def _sums(values: list[Any]) -> LengthSums:
     return LengthSums(*values)
 
 
+def _reward_sums(*values: Any) -> RewardSums:
+    *numbers, counts = values
+    return RewardSums(*numbers, counts=tuple((reward, count) for reward, count in counts))
+
+
 def _sums_list(sums: LengthSums) -> list[Any]:
     return [sums.rollouts, sums.tokens, sums.turns, sums.seconds]
 
@@ -53,8 +58,8 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "delivered_lengths": _sums,
     "ended": lambda rows: tuple(EndedRollout(sample, Status(status), *rest) for sample, status, *rest in rows),
     "put_back": lambda rows: tuple(PutBack(*row) for row in rows),
-    "used": lambda sums: RewardSums(*sums),
-    "unused": lambda sums: RewardSums(*sums),
+    "used": lambda sums: _reward_sums(*sums),
+    "unused": lambda sums: _reward_sums(*sums),
     "status": BatchStatus,
     "state": GroupState,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,9 @@ from typing import NamedTuple
 from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
+
+REWARD_DIGITS = 3
+"""Significant digits of the rewards that are counted for quartiles, so that a step without an end has not too many."""
 
 
 class GroupKey(NamedTuple):
@@ -211,6 +215,8 @@ class RewardSums:
     turns: int = 0
     seconds: float = 0.0
     tool_calls: int = 0
+    counts: tuple[tuple[float, int], ...] = ()
+    """Rewards and how often each occurred, in ascending order. A reward is rounded to REWARD_DIGITS significant digits."""
 
     def plus(self, ended: Sequence[EndedRollout]) -> RewardSums:
         scored = [r for r in ended if r.status.scored]
@@ -225,7 +231,14 @@ class RewardSums:
             self.turns + sum(r.turns for r in scored),
             self.seconds + sum(r.seconds for r in scored),
             self.tool_calls + sum(r.tool_calls for r in scored),
+            _counted(self.counts, rewards),
         )
+
+
+def _counted(counts: Sequence[tuple[float, int]], rewards: Sequence[float]) -> tuple[tuple[float, int], ...]:
+    found = Counter(dict(counts))
+    found.update(float(f"{reward:.{REWARD_DIGITS}g}") for reward in rewards)
+    return tuple(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)

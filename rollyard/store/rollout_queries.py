@@ -15,7 +15,7 @@ from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store import missing_image_rows, rollout_search, row_codec, saved_turn_table, usage_hours
 from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, RolloutSearch, StoredSnapshot
-from rollyard.store.rollout_search import SUSPICIOUS, NodeEnd
+from rollyard.store.rollout_search import SUSPICIOUS, NodeEnd, RolloutWork
 from rollyard.store.saved_turn_table import ResumeState
 from rollyard.store.usage_hours import UsageHour
 
@@ -92,6 +92,14 @@ class RolloutQueries:
     def summarize(self, filter: RolloutFilter, by: str, limit: int) -> list[RolloutSums]:
         """Return sums over the ended rollouts that match, by a field (`rollout_search.summarize`)."""
         return rollout_search.summarize(self._db, filter, filter.search or RolloutSearch(), by, limit)
+
+    def work(self, filter: RolloutFilter) -> tuple[int, list[RolloutWork]]:
+        """Return the number of ended rollouts that match, and the work of the newest (`rollout_search.work`)."""
+        return rollout_search.work(self._db, filter, filter.search or RolloutSearch())
+
+    def count(self, filter: RolloutFilter) -> int:
+        """Return the number of rollouts that match."""
+        return rollout_search.count(self._db, filter, filter.search or RolloutSearch())
 
     def ends_by_node(self, namespace: str, since: float) -> list[NodeEnd]:
         return rollout_search.ends_by_node(self._db, namespace, since)

@@ -88,6 +88,40 @@ def summarize(
     return [RolloutSums(**dict(zip(RolloutSums.model_fields, row, strict=True))) for row in rows]
 
 
+class RolloutWork(NamedTuple):
+    """Work of one ended rollout."""
+
+    summary: str
+    """JSON; see RolloutRecord.summary."""
+    queued: float
+    """Seconds."""
+    scored: bool
+
+
+def work(db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch) -> tuple[int, list[RolloutWork]]:
+    """Return the number of ended rollouts that match, without checks, and the newest `filter.limit` of them."""
+    where, values = _conditions(filter, search)
+    where += ["finished_at IS NOT NULL", "mode <> ?"]
+    found = f"FROM {_INDEX} WHERE {' AND '.join(where)}"
+    values.append(CHECK)
+    rows = db.execute(
+        f"SELECT summary, queued_seconds, reward IS NOT NULL {found} ORDER BY seq DESC LIMIT ?", [*values, filter.limit]
+    )
+    newest = [RolloutWork(*row) for row in rows]
+    if len(newest) < filter.limit:
+        return len(newest), newest
+    return count(db, filter, search, ended=True), newest
+
+
+def count(db: sqlite3.Connection, filter: RolloutFilter, search: RolloutSearch, *, ended: bool = False) -> int:
+    """Return the number of rollouts that match. `ended`: only of those that have ended, without checks."""
+    where, values = _conditions(filter, search)
+    if ended:
+        where += ["finished_at IS NOT NULL", "mode <> ?"]
+        values.append(CHECK)
+    return int(db.execute(f"SELECT count(*) FROM {_INDEX} WHERE {' AND '.join(where)}", values).fetchone()[0])
+
+
 class NodeEnd(NamedTuple):
     """End of one rollout on a node."""
 
@@ -129,6 +163,11 @@ def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str]
         "reward <= ?": search.max_reward,
     }
     given += [(condition, [value]) for condition, value in limits.items() if value is not None]
+    if search.failed_calls or search.failed_tool is not None:
+        given.append(("failed_calls > 0", []))
+    if search.failed_tool is not None:
+        tools = "SELECT 1 FROM json_each(summary, '$.profile.by_tool') AS used WHERE used.key = ?"
+        given.append((f"EXISTS ({tools} AND json_extract(used.value, '$.failed') > 0)", [search.failed_tool]))
     if search.prefix:
         given.append(("substr(id, 1, ?) = ?", [len(search.prefix), search.prefix]))
     if search.batch is not None:

@@ -36,6 +36,8 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     saved_turns = reading(RolloutQueries.saved_turns)
     list_rollouts = reading(RolloutQueries.list_rollouts)
     summarize = reading(RolloutQueries.summarize)
+    work = reading(RolloutQueries.work)
+    count = reading(RolloutQueries.count)
     ends_by_node = reading(RolloutQueries.ends_by_node)
     finished = reading(RolloutQueries.finished)
     newest_seq = reading(RolloutQueries.newest_seq)

@@ -50,7 +50,7 @@ _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
 _FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
 _FIXED |= {"min_weights_version", "weights", "queue_rank", "metadata", "task"}
-_DERIVED = ["reason", "tokens", "turns", "seconds", "suspicious"]
+_DERIVED = ["reason", "tokens", "turns", "seconds", "suspicious", "failed_calls"]
 """Properties of a record that are columns too, for searches. They are written, and never read back."""
 _WRITTEN = [*_COLUMNS, *_DERIVED]
 _MOVING = [name for name in _WRITTEN if name not in _FIXED]

@@ -48,9 +48,9 @@ CREATE TABLE rollouts (
     history TEXT NOT NULL DEFAULT '',
     -- Digest of the task.
     task TEXT NOT NULL DEFAULT '',
-    -- Parts of `error` and `summary`, by which rollouts are searched: the error's reason, sampled tokens, turns, and
-    -- seconds in all stages.
-    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL, suspicious INTEGER NOT NULL DEFAULT 0,
+    -- Parts of `error` and `summary`, by which rollouts are searched: the error's reason, sampled tokens, turns, seconds in
+    -- all stages, failed tool calls.
+    reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL, suspicious INTEGER NOT NULL DEFAULT 0, failed_calls INTEGER,
     -- Number of its rows in `saved_turns`.
     saved_turns INTEGER NOT NULL DEFAULT 0
 );
@@ -61,7 +61,7 @@ CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
 -- This index has all columns by which rollouts are searched, so a search reads the table only for what it has found.
 CREATE INDEX rollouts_searched ON rollouts (
     namespace, seq, id, pool, "group", task_kind, mode, status, reason, reward, tokens, turns, seconds, created_at,
-    finished_at, task, suspicious
+    finished_at, task, suspicious, failed_calls
 );
 CREATE INDEX rollouts_by_pool ON rollouts (namespace, pool, seq);
 CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "group" IS NOT NULL;

@@ -239,7 +239,7 @@ class GuardedHandler(_Guarded):
             result = ToolResult(found) if isinstance(found, str) else found
             right = isinstance(result, ToolResult) and _text(result.text)
             self._check(call, found, right, "a text or a ToolResult")
-            return replace(result, text=shorten(result.text), done=bool(result.done))
+            return replace(result, text=shorten(result.text), done=bool(result.done), failed=bool(result.failed))
 
     def prompt(self, task: Task) -> list[Message]:
         with self._guard("prompt"):

@@ -20,6 +20,8 @@ class ToolResult:
     """Text that the model reads."""
     done: bool = False
     """True: the conversation ends after this turn."""
+    failed: bool = False
+    """True: the call counts as failed, in the turn and in the rollout's profile. The text should say why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ class Turn(WireModel):
     finish_reason: str
     tool_calls: list[dict[str, Any]] = []
     tool_results: list[str] = []
+    failed_calls: list[int] | None = None
+    """Places in `tool_results`, from 0, of calls that failed: a command with an exit code other than 0, a Python error, a
+    time-out, a refused edit, a call that cannot be read. Null: not known, as for the calls of a harness."""
     timings: dict[str, float] = {}
     """Seconds of the turn by part: `model`, `tools`, `environment`."""
     observation: str | None = None

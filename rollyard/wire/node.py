@@ -15,6 +15,7 @@ from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
+from rollyard.kinds.rollout_profile import RolloutProfile
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.task import Task
@@ -430,6 +431,7 @@ class ResultHeader(WireMessage):
     """Number of the result's tokens on which a trainer can train: those with a loss mask of 1."""
     tool_calls: StoredCount = 0
     timings: dict[str, StoredSeconds] = {}
+    profile: RolloutProfile | None = None
     weights_versions: list[str] = []
     """Weights versions that sampled the result's tokens."""
 

@@ -55,6 +55,8 @@ def result_report(header: ResultHeader, blob: bytes | None, holder_uid: str, max
         **header.timings, "turns": header.turns, "tokens": header.tokens, "prompt_tokens": header.prompt_tokens,
         "tool_calls": header.tool_calls, "parts": header.parts, "metrics": header.metrics, "notes": header.notes,
     }  # fmt: skip
+    if header.profile is not None:
+        summary["profile"] = header.profile.model_dump(mode="json", exclude_defaults=True)
 
     def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
         record = held_record(tx, ref, holder_uid)

@@ -87,6 +87,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         tokens=record.tokens,
         turns=record.turns,
         seconds=record.seconds,
+        failed_calls=record.failed_calls,
     )
 
 
