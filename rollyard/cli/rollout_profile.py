@@ -78,12 +78,13 @@ def _run(found: ProfileView) -> list[list[str]]:
 
 
 def _parts(found: ProfileView) -> list[list[str]]:
-    whole = sum(found.tokens.values())
+    tokens = found.tokens.model_dump()
+    whole = sum(tokens.values())
     rows = [
         [part, str(count), f"{count / found.profiled:.0f}", _share(count, whole), MEANINGS[part]]
-        for part, count in found.tokens.items()
+        for part, count in tokens.items()
     ]
-    sampled = sum(found.tokens[part] for part in SAMPLED_PARTS)
+    sampled = sum(tokens[part] for part in SAMPLED_PARTS)
     return [
         *rows,
         ["sampled", str(sampled), f"{sampled / found.profiled:.0f}", _share(sampled, whole), "of all tokens"],

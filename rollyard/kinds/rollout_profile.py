@@ -7,12 +7,8 @@ from typing import Literal
 
 from rollyard.kinds.base import WireModel
 
-Part = Literal["prompt", "thoughts", "calls", "answers", "outputs", "environment", "repeated"]
-PARTS: tuple[Part, ...] = ("prompt", "thoughts", "calls", "answers", "outputs", "environment", "repeated")
-"""Parts of a conversation, in the order of tables: the first prompt; the thoughts, tool calls and answers that the model
-samples; the outputs of tools and the replies of the environment that it reads; and what it reads again after a break of the
-token prefix."""
-SAMPLED_PARTS: tuple[Part, ...] = ("thoughts", "calls", "answers")
+SAMPLED_PARTS = ("thoughts", "calls", "answers")
+"""Fields of TokenParts that the model samples. It reads the others."""
 UNREADABLE = "(unreadable)"
 """Stands for the name of the tool of a call that could not be read."""
 OTHER = "(other)"
@@ -20,9 +16,29 @@ OTHER = "(other)"
 MAX_TOOLS = 20
 
 
+class TokenParts(WireModel):
+    """Tokens of conversations by part, each counted once."""
+
+    prompt: int = 0
+    """Tokens of the first prompt."""
+    thoughts: int = 0
+    """Sampled. The sampled tokens of a turn are divided by the length of its texts."""
+    calls: int = 0
+    """Sampled: tool calls."""
+    answers: int = 0
+    """Sampled: all other text."""
+    outputs: int = 0
+    """Read: outputs of tools."""
+    environment: int = 0
+    """Read: replies of the environment."""
+    repeated: int = 0
+    """Read again after a break of the token prefix."""
+
+
 class ToolUse(WireModel):
     """Calls of one tool."""
 
+    tool: str
     calls: int = 0
     judged: int = 0
     """Calls of which it is known whether they failed. Of the calls of a harness it is not."""
@@ -33,7 +49,7 @@ class ToolUse(WireModel):
 
     def plus(self, other: ToolUse) -> ToolUse:
         names = ("calls", "judged", "failed", "tokens")
-        return ToolUse(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return ToolUse(tool=self.tool, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class TurnBand(WireModel):
@@ -58,9 +74,8 @@ class RolloutProfile(WireModel):
     """Seconds of RUN in model calls."""
     tools: float = 0.0
     environment: float = 0.0
-    tokens: dict[Part, int] = {}
-    """Part -> tokens, each counted once. The sampled tokens of a turn are divided by the length of its texts."""
-    by_tool: dict[str, ToolUse] = {}
+    tokens: TokenParts = TokenParts()
+    by_tool: list[ToolUse] = []
     bands: list[TurnBand] = []
     """Turn 1; turns 2 and 3; 4 to 7; 8 to 15, and so on."""
 
@@ -93,7 +108,6 @@ class Spread(WireModel):
 class ToolRow(ToolUse):
     """Calls of one tool over many rollouts."""
 
-    tool: str
     rollouts: int
     """Rollouts that called it."""
 
@@ -123,7 +137,7 @@ class ProfileView(WireModel):
     environment: float
     other: float
     """The rest of RUN of the profiled rollouts, such as waiting for a model server."""
-    tokens: dict[Part, int]
+    tokens: TokenParts
     by_tool: list[ToolRow]
     """The most calls first."""
     bands: list[BandRow]

@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout_profile import (
     MAX_TOOLS,
     OTHER,
     UNREADABLE,
-    Part,
     RolloutProfile,
+    TokenParts,
     ToolUse,
     TurnBand,
     band_of,
@@ -31,7 +32,7 @@ _CALL = re.compile(
 
 def profile_of(turns: Sequence[Turn]) -> RolloutProfile:
     """Return where the seconds and the tokens of these turns went."""
-    tokens, tools, bands = defaultdict[Part, int](int), dict[str, ToolUse](), list[TurnBand]()
+    tokens, tools, bands = defaultdict[str, int](int), dict[str, ToolUse](), list[TurnBand]()
     ends, last = dict[int, int](), dict[int, Turn]()
     for number, turn in enumerate(turns, start=1):
         before, end = last.get(turn.segment), ends.get(turn.segment)
@@ -49,13 +50,13 @@ def profile_of(turns: Sequence[Turn]) -> RolloutProfile:
         ends[turn.segment], last[turn.segment] = turn.prompt_length + turn.response_length, turn
     return RolloutProfile(
         **{of: round(sum(t.timings.get(of, 0.0) for t in turns), 3) for of in ("model", "tools", "environment")},
-        tokens={part: count for part, count in tokens.items() if count},
+        tokens=TokenParts(**tokens),
         by_tool=_bounded(tools),
         bands=bands,
     )
 
 
-def _add_read(tokens: defaultdict[Part, int], tools: dict[str, ToolUse], before: Turn | None, read: int) -> None:
+def _add_read(tokens: defaultdict[str, int], tools: dict[str, ToolUse], before: Turn | None, read: int) -> None:
     """Add tokens that were new in a prompt: the first prompt, or what followed the turn before."""
     if before is None:
         tokens["prompt"] += read
@@ -67,10 +68,10 @@ def _add_read(tokens: defaultdict[Part, int], tools: dict[str, ToolUse], before:
     tokens["environment"] += of_environment
     for place, count in enumerate(of_calls):
         tokens["outputs"] += count
-        _add(tools, _name(before, place), ToolUse(tokens=count))
+        _add(tools, ToolUse(tool=_name(before, place), tokens=count))
 
 
-def _sampled(turn: Turn) -> dict[Part, int]:
+def _sampled(turn: Turn) -> dict[str, int]:
     """Divide the sampled tokens of a turn by the length of its texts."""
     text, closed = turn.text, CLOSED.search(turn.text)
     after = closed.end() if closed is not None else len(text) if _OPENS.match(text) else 0
@@ -94,7 +95,7 @@ def _add_calls(tools: dict[str, ToolUse], turn: Turn) -> None:
     for place in range(len(turn.tool_calls) + unreadable):
         judged = turn.failed_calls is not None
         failed = turn.failed_calls is not None and place in turn.failed_calls
-        _add(tools, _name(turn, place), ToolUse(calls=1, judged=judged, failed=failed))
+        _add(tools, ToolUse(tool=_name(turn, place), calls=1, judged=judged, failed=failed))
 
 
 def _name(turn: Turn, place: int) -> str:
@@ -104,14 +105,14 @@ def _name(turn: Turn, place: int) -> str:
     return str(turn.tool_calls[place].get("name", UNREADABLE))[:MAX_NAME]
 
 
-def _add(tools: dict[str, ToolUse], name: str, use: ToolUse) -> None:
-    tools[name] = tools.get(name, ToolUse()).plus(use)
+def _add(tools: dict[str, ToolUse], use: ToolUse) -> None:
+    tools[use.tool] = tools[use.tool].plus(use) if use.tool in tools else use
 
 
-def _bounded(tools: dict[str, ToolUse]) -> dict[str, ToolUse]:
+def _bounded(tools: dict[str, ToolUse]) -> list[ToolUse]:
     """Keep the tools with the most calls by their names, and add the others up."""
-    by_calls = sorted(tools.items(), key=lambda one: -one[1].calls)
-    kept = dict(by_calls[:MAX_TOOLS])
-    for _, use in by_calls[MAX_TOOLS:]:
-        _add(kept, OTHER, use)
-    return kept
+    by_calls = sorted(tools.values(), key=lambda use: -use.calls)
+    kept = {use.tool: use for use in by_calls[:MAX_TOOLS]}
+    for use in by_calls[MAX_TOOLS:]:
+        _add(kept, evolve(use, tool=OTHER))
+    return list(kept.values())

@@ -10,6 +10,7 @@ import { Missed } from './loaded.js';
 import { usePoll } from './poll.js';
 import { namespaceOf } from './route.js';
 import { useNow } from './time.js';
+import { Nodes } from './nodes.js';
 import { Timeline } from './timeline.js';
 import { hoursOf, TimeRange } from './time_range.js';
 import { html } from './view.js';
@@ -45,5 +46,6 @@ function All({ route }) {
     <${Missed} of=${past} what="list of ended allocations" />
     ${!live.listed ? html`<p class="dim">Reading the allocations …</p>` : spans.length > 0 && html`<${Timeline} spans=${shown} from=${Math.max(since, Math.min(...shown.map((s) => s.submitted ?? since)) - 60)} to=${to} now=${now} />`}
     ${spans.length > MOST_LANES && html`<p class="dim">The newest ${MOST_LANES} of ${spans.length} are drawn; the table has all.</p>`}
-    ${live.listed && html`<${SpanTable} spans=${spans} empty="No allocation existed in this time. A pool with a size above 0 makes some." />`}`;
+    ${live.listed && html`<${SpanTable} spans=${spans} empty="No allocation existed in this time. A pool with a size above 0 makes some." />`}
+    <${Nodes} namespace=${namespace} since=${since} subject=${`nodes ${namespace} ${hours}`} />`;
 }

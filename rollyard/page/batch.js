@@ -7,6 +7,7 @@ import { HardTasks } from './hard_tasks.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
+import { Profile } from './profile.js';
 import { link, namespaceOf, ns } from './route.js';
 import { Facts } from './table.js';
 import { Time } from './time.js';
@@ -23,7 +24,8 @@ export function Batch({ route }) {
   return html`<h1><span class="kind">Batch</span> ${id}</h1>
     <${Loaded} of=${answer} what="batch">${(/** @type {any} */ b) => html`<${Head} b=${b} namespace=${namespace} />`}<//>
     <${StepCharts} answers=${[{ name: id, answer: steps }]} scope=${html`<p class="choice" role="group" aria-label="Steps shown">Steps of ${scopes.map(([key, text, value]) => html` <a key=${key} href=${link(route.path, { ...route.query, steps: value })} aria-current=${whole === (value === undefined) ? 'true' : undefined}>${text}</a>`)}</p>`} />
-    ${answer.data && html`<${HardTasks} namespace=${namespace} batch=${id} />`}`;
+    ${answer.data && html`<${HardTasks} namespace=${namespace} of=${{ batch: id }} />
+      <section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2><${Profile} conditions=${{ namespace, batch: id }} query=${{ ns: ns(namespace), batch: id }} /></section>`}`;
 }
 
 /** @param {{b: any, namespace: string}} props */

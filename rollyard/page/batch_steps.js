@@ -2,7 +2,7 @@
 
 import { url } from './api.js';
 import { Chart } from './chart.js';
-import { count, decimal, duration, known, percent } from './format.js';
+import { count, decimal, duration, percent } from './format.js';
 import { Loaded } from './loaded.js';
 import { usePoll } from './poll.js';
 import { html } from './view.js';
@@ -39,17 +39,8 @@ function charts(read) {
   /** @param {string} title @param {Record<string, (s: any) => number | null | undefined>} lines @param {(v: any) => string} [format] @param {number} [most] */
   const chart = (title, lines, format = (v) => decimal(v), most = undefined) => html`<${Chart} key=${title} title=${title} x=${x} format=${format} most=${most}
     series=${read.flatMap((a, i) => Object.entries(lines).map(([name, of]) => ({ name: alone ? name : Object.keys(lines).length > 1 ? `${a.name} ${name}` : a.name, y: values(i, of) })))} />`;
-  // The server keeps no least and greatest reward of a step. The band never leaves the rewards' usual range 0 to 1, if the means keep to it.
-  const means = read.flatMap((a) => a.answer.data.steps.map((/** @type {any} */ s) => s.reward_mean)).filter(known);
-  const usual = means.every((/** @type {number} */ m) => m >= 0 && m <= 1);
-  /** @param {any} s @param {number} sign */
-  const spread = (s, sign) => {
-    if (!known(s.reward_mean) || !known(s.reward_std)) return null;
-    const at = s.reward_mean + sign * s.reward_std;
-    return usual ? Math.min(Math.max(at, 0), 1) : at;
-  };
   return [
-    html`<${Chart} key="reward" title="Reward of delivered groups" x=${x} series=${read.map((a, i) => ({ name: alone ? 'mean, and one standard deviation' : a.name, y: values(i, (s) => s.reward_mean), ...(alone ? { low: values(i, (s) => spread(s, -1)), high: values(i, (s) => spread(s, 1)) } : {}) }))} />`,
+    html`<${Chart} key="reward" title="Reward of delivered groups, with quartiles" x=${x} series=${read.map((a, i) => ({ name: alone ? 'mean' : a.name, y: values(i, (s) => s.reward_mean), low: values(i, (s) => s.reward_quartiles?.[1]), high: values(i, (s) => s.reward_quartiles?.[3]) })).concat(alone ? [{ name: 'median', y: values(0, (s) => s.reward_quartiles?.[2]), low: undefined, high: undefined }] : [])} />`,
     chart('Reward of all judged groups', { mean: (s) => s.judged_reward_mean }),
     chart('Groups whose rewards differ', { share: (s) => s.informative_share }, percent, 1),
     ...(alone ? [chart('Groups', { delivered: (s) => s.groups, 'all low': (s) => s.all_low, 'all high': (s) => s.all_high, other: (s) => s.other, faulty: (s) => s.faulty }, count)] : [chart('Groups held back', { '': (s) => s.all_low + s.all_high + s.other + s.faulty }, count)]),
@@ -57,7 +48,7 @@ function charts(read) {
     chart('Staleness in training steps', alone ? { mean: (s) => s.staleness_mean, greatest: (s) => s.staleness_max } : { mean: (s) => s.staleness_mean }),
     chart('Spread within a group', { 'standard deviation': (s) => s.group_reward_std }),
     chart('Sampled tokens of a rollout', { mean: (s) => s.tokens_mean }, count),
-    chart('Turns and tool calls of a rollout', alone ? { turns: (s) => s.turns_mean, 'tool calls': (s) => s.tool_calls_mean } : { turns: (s) => s.turns_mean }),
+    chart('Turns and tool calls of a rollout', { turns: (s) => s.turns_mean, 'tool calls': (s) => s.tool_calls_mean }),
     chart('Time of a rollout', { mean: (s) => s.seconds_mean }, duration),
   ];
 }

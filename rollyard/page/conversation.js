@@ -57,7 +57,7 @@ function OneTurn({ t, turn, number, chosen, linkTo }) {
     ${thoughts && html`<section class="thoughts"><h4>Thoughts</h4><${TextBlock} text=${thoughts} label="Thoughts" /></section>`}
     ${said && html`<section class="said"><h4>Assistant</h4><${TextBlock} text=${said} label="Answer" /></section>`}
     ${!said && !thoughts && !calls.length && html`<section class="said"><h4>Assistant</h4><p class="dim">${turn.text ? 'Only white space.' : 'An empty turn.'}</p></section>`}
-    ${calls.map((/** @type {any} */ call, /** @type {number} */ i) => html`<${Call} key=${i} call=${call} result=${results[i]} />`)}
+    ${calls.map((/** @type {any} */ call, /** @type {number} */ i) => html`<${Call} key=${i} call=${call} result=${results[i]} failed=${turn.failed_calls?.includes(i)} />`)}
     ${results.slice(calls.length).map((/** @type {string} */ text, /** @type {number} */ i) => html`<section class="result" key=${`r${i}`}><h4>Answer to the turn</h4><${TextBlock} text=${text} label="Answer to the turn" /></section>`)}
     ${(turn.observation !== null && turn.observation !== undefined || known(turn.reward)) && html`<section class="result"><h4>Environment${known(turn.reward) ? `, reward ${decimal(turn.reward)}` : ''}</h4>
       <${TextBlock} text=${turn.observation ?? ''} label="Observation" /></section>`}
@@ -67,11 +67,11 @@ function OneTurn({ t, turn, number, chosen, linkTo }) {
 /** @param {unknown} value */
 const known = (value) => typeof value === 'number';
 
-/** @param {{call: any, result: string | undefined}} props */
-function Call({ call, result }) {
+/** @param {{call: any, result: string | undefined, failed: boolean | undefined}} props */
+function Call({ call, result, failed }) {
   const given = call.arguments;
   const pairs = given && typeof given === 'object' && !Array.isArray(given) ? Object.entries(given) : [['', given]];
-  return html`<section class="call"><h4>Call <code>${visible(call.name ?? '?')}</code></h4>
+  return html`<section class="call"><h4>Call <code>${visible(call.name ?? '?')}</code>${failed && html` <${Mark} tone="warn" word="failed" />`}</h4>
     ${pairs.map(([name, value]) => html`<div key=${name} class="argument">${pairs.length > 1 && html`<span class="name">${visible(name)}</span>`}
       <${TextBlock} text=${typeof value === 'string' ? value : JSON.stringify(value, null, 1)} label=${`Argument ${name}`} kind="code" /></div>`)}
     ${result === undefined ? html`<p class="dim">No result was recorded.</p>`

@@ -7,7 +7,7 @@ import { count, decimal } from './format.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
-import { go, link, namespaceOf, ns } from './route.js';
+import { go, link, namespaceOf, ns, option } from './route.js';
 import { Table } from './table.js';
 import { Time } from './time.js';
 import { visible } from './visible_text.js';
@@ -29,7 +29,7 @@ function All({ route }) {
   return html`<h1>Evaluations</h1>
     <p>${marked.length === 2 ? html`<a href=${link(['evaluations', ...marked], { ns: ns(namespace) })}>Compare ${marked[0]} with ${marked[1]}</a>` : html`<span class="dim">Mark two evaluations to compare them. The first that you mark is the one before.</span>`}</p>
     <${Loaded} of=${answer} what="evaluations">${(/** @type {any} */ d) => html`<${Table} caption="Evaluations, newest first" rows=${d.evaluations} keyOf=${(/** @type {any} */ e) => e.request.name} mark=${(/** @type {any} */ e) => (marked.includes(e.request.name) ? 'chosen' : '')}
-      empty=${html`No evaluation is stored in this namespace. <code>rollyard eval run --dataset tasks.jsonl --pool POOL</code> makes one.`} columns=${[
+      empty=${html`No evaluation is stored in this namespace. <code>rollyard eval run --dataset tasks.jsonl --pool POOL${option(namespace)}</code> makes one.`} columns=${[
         { head: 'Mark', cell: (/** @type {any} */ e) => html`<input type="checkbox" aria-label=${`Mark ${e.request.name}`} checked=${marked.includes(e.request.name)} onChange=${() => mark(e.request.name)} />` },
         { head: 'Evaluation', main: true, cell: (/** @type {any} */ e) => html`<a href=${link(['evaluations', e.request.name], { ns: ns(namespace) })}>${e.request.name}</a>` },
         { head: 'State', cell: (/** @type {any} */ e) => html`<${Mark} word=${e.state} />` },

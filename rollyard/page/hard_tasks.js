@@ -1,4 +1,4 @@
-/** Tasks of a batch by their rewards: those that are hard for the policy, and those that it never solves. */
+/** Tasks of a batch or of a training by their rewards: those that are hard for the policy, and those that it never solves. */
 
 import { url } from './api.js';
 import { count, decimal } from './format.js';
@@ -11,22 +11,22 @@ import { html } from './view.js';
 const READ = 2000;
 const SHOWN = 25;
 
-/** @param {{namespace: string, batch: string}} props */
-export function HardTasks({ namespace, batch }) {
-  const answer = usePoll(url('/v1/rollouts/summary', { namespace, batch, by: 'task', limit: READ }), 20);
+/** @param {{namespace: string, of: Record<string, string>}} props of: the batch, or the beginning of the ids of a training's rollouts */
+export function HardTasks({ namespace, of }) {
+  const answer = usePoll(url('/v1/rollouts/summary', { namespace, ...of, by: 'task', limit: READ }), 20);
   return html`<section aria-labelledby="hard"><h2 id="hard">Tasks by reward</h2>
-    <p><a href=${link(['rollouts'], { ns: ns(namespace), batch })}>All rollouts of the batch</a></p>
-    <${Loaded} of=${answer} what="tasks of the batch">${(/** @type {any} */ d) => html`<${Ranked} rows=${d.rows} namespace=${namespace} batch=${batch} />`}<//></section>`;
+    <p><a href=${link(['rollouts'], { ns: ns(namespace), ...of })}>All rollouts of the ${of.batch ? 'batch' : 'training'}</a></p>
+    <${Loaded} of=${answer} what="tasks by reward">${(/** @type {any} */ d) => html`<${Ranked} rows=${d.rows} namespace=${namespace} of=${of} />`}<//></section>`;
 }
 
-/** @param {{rows: any[], namespace: string, batch: string}} props */
-function Ranked({ rows, namespace, batch }) {
+/** @param {{rows: any[], namespace: string, of: Record<string, string>}} props */
+function Ranked({ rows, namespace, of }) {
   const unknown = rows.filter((r) => r.value === null).reduce((n, r) => n + r.rollouts, 0);
   const judged = rows.filter((r) => r.value !== null && r.scored > 0).sort((a, b) => a.mean_reward - b.mean_reward);
   const never = judged.filter((r) => r.best_reward <= 0);
   const best = Math.max(...judged.map((r) => r.best_reward), 0);
   const columns = [
-    { head: 'Task', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), batch, task: r.value })}><code>${r.value}</code></a>` },
+    { head: 'Task', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), ...of, task: r.value })}><code>${r.value}</code></a>` },
     { head: 'Kind', cell: (/** @type {any} */ r) => r.kind },
     { head: 'Mean reward', figure: true, cell: (/** @type {any} */ r) => decimal(r.mean_reward) }, { head: 'Best', figure: true, cell: (/** @type {any} */ r) => decimal(r.best_reward) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) }, { head: 'Without reward', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts - r.scored) },

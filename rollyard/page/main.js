@@ -7,6 +7,7 @@ import { timeOfDay } from './format.js';
 import { Group } from './group.js';
 import { follow, namespaces, slurmAway, useLive } from './live.js';
 import { Overview } from './overview.js';
+import { ProfileView } from './profile.js';
 import { Pools } from './pools.js';
 import { Rollout } from './rollout.js';
 import { Rollouts } from './rollouts.js';
@@ -14,10 +15,11 @@ import { go, link, namespaceOf, ns, useRoute } from './route.js';
 import { Servers } from './servers.js';
 import { Training } from './training.js';
 import { visible } from './visible_text.js';
+import { Usage } from './usage.js';
 import { html, render, useEffect, useRef } from './view.js';
 
 /** View outside the navigation -> the one that leads to it. @type {Record<string, string>} */
-const WITHIN = { groups: 'rollouts', trainings: 'batches' };
+const WITHIN = { groups: 'rollouts', profile: 'rollouts', trainings: 'batches' };
 
 /** First word of an address -> title, view, and whether it is in the navigation.
  * @type {Record<string, [string, (props: {route: import('./route.js').Route}) => unknown, boolean]>} */
@@ -29,7 +31,9 @@ const VIEWS = {
   batches: ['Batches', Batches, true],
   evaluations: ['Evaluations', Evaluations, true],
   rollouts: ['Rollouts', (props) => (props.route.path.length > 1 ? html`<${Rollout} ...${props} />` : html`<${Rollouts} ...${props} />`), true],
+  usage: ['Usage', Usage, true],
   groups: ['Group', Group, false],
+  profile: ['Where time and tokens go', ProfileView, false],
   trainings: ['Training', (props) => (props.route.path.length > 1 ? html`<${Training} ...${props} />` : html`<${Batches} ...${props} />`), false],
 };
 

@@ -8,7 +8,7 @@ import { live, objects } from './live.js';
 import { Loaded, Missed } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
-import { link, namespaceOf, ns } from './route.js';
+import { link, namespaceOf, ns, option } from './route.js';
 import { Facts, Table } from './table.js';
 import { Time, useNow } from './time.js';
 import { visible } from './visible_text.js';
@@ -42,7 +42,7 @@ export function Overview({ route }) {
 /** @param {{namespace: string}} props */
 function Nothing({ namespace }) {
   return html`<div class="empty"><p>The namespace <code>${namespace}</code> has no pool yet. Declare one in YAML:</p>
-    <pre>rollyard apply -f examples/demo/pools.yaml --wait</pre><p>The pools, their allocations and their rollouts then appear here by themselves.</p></div>`;
+    <pre>rollyard apply -f examples/demo/pools.yaml --wait${option(namespace)}</pre><p>The pools, their allocations and their rollouts then appear here by themselves.</p></div>`;
 }
 
 /** @param {{namespace: string}} props */

@@ -9,8 +9,10 @@ import { live, object, objects } from './live.js';
 import { Loaded, Missed } from './loaded.js';
 import { usePoll } from './poll.js';
 import { PoolHistory } from './pool_history.js';
+import { Profile } from './profile.js';
 import { link, namespaceOf, ns } from './route.js';
 import { Facts, Table } from './table.js';
+import { hoursOf } from './time_range.js';
 import { TextBlock } from './text_block.js';
 import { Time } from './time.js';
 import { visible } from './visible_text.js';
@@ -43,7 +45,7 @@ export function Pool({ route }) {
     <${PoolHistory} pool=${pool} route=${route} />
     <${Decisions} pool=${pool} />
     <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} empty="The pool has no allocation now." /></section>
-    ${kind === 'RolloutPool' && html`<${Images} pool=${pool} />`}
+    ${kind === 'RolloutPool' && html`<${PoolProfile} pool=${pool} route=${route} /><${Images} pool=${pool} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => about.has(e.involvedObject.uid), 30)} /></section>
     <section><h2>Spec</h2><${TextBlock} text=${JSON.stringify(pool.spec, null, 2)} label="Spec" kind="code" /></section>`;
 }
@@ -88,12 +90,32 @@ function Decisions({ pool }) {
     ]} /></section>`;
 }
 
+/** Rollouts of the pool that ended in the time that the charts show. @param {{pool: any, route: import('./route.js').Route}} props */
+function PoolProfile({ pool, route }) {
+  const { namespace, name } = pool.metadata;
+  const hours = hoursOf(route);
+  const since = Math.floor(Date.now() / 60000) * 60 - hours * 3600;
+  return html`<section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2>
+    <p class="dim">Rollouts of this pool that ended within the time that is chosen above. <a href=${link(['profile'], { ns: ns(namespace), pool: name })}>All that are stored</a></p>
+    <${Profile} conditions=${{ namespace, pool: name, since }} query=${{ ns: ns(namespace), pool: name, hours }} /></section>`;
+}
+
 /** @param {{pool: any}} props */
 function Images({ pool }) {
   const answer = usePoll('/v1/images', 30);
   const own = pool.spec.sandbox?.defaultImage;
   return html`<section><h2>Images</h2><p>Default of this pool: <code>${own ? visible(typeof own === 'string' ? own : JSON.stringify(own)) : 'none'}</code></p>
-    <${Loaded} of=${answer} what="images">${(/** @type {any} */ d) => (d.needed.length
+    <${Loaded} of=${answer} what="images">${(/** @type {any} */ d) => html`<${Missing} images=${d.missing.filter((/** @type {any} */ m) => m.namespace === pool.metadata.namespace && m.pool === pool.metadata.name)} />${(d.needed.length
       ? html`<h3>Needed now, by unfinished rollouts of all pools</h3><ul class="notes">${d.needed.map((/** @type {string} */ i) => html`<li key=${i}><code>${visible(i)}</code></li>`)}</ul>`
-      : html`<p class="empty">No unfinished rollout names an image.</p>`)}<//></section>`;
+      : html`<p class="empty">No unfinished rollout names an image.</p>`)}`}<//></section>`;
+}
+
+/** Images that the pool's nodes cannot have now. @param {{images: any[]}} props */
+function Missing({ images }) {
+  if (!images.length) return null;
+  return html`<h3>Missing: ${count(images.length)}</h3><${Table} stack caption="Missing images" rows=${images} keyOf=${(/** @type {any} */ m) => m.image} columns=${[
+    { head: 'Image', main: true, cell: (/** @type {any} */ m) => html`<code>${visible(m.image)}</code>` }, { head: 'Failures', figure: true, cell: (/** @type {any} */ m) => count(m.failures) },
+    { head: 'Since', cell: (/** @type {any} */ m) => html`<${Time} at=${m.since} />` }, { head: 'Next try', cell: (/** @type {any} */ m) => html`<${Time} at=${m.until} />` },
+    { head: 'Why', wide: true, cell: (/** @type {any} */ m) => `${visible(m.message)}${m.permanent ? ' Somebody must change the image or the pool.' : ''}` },
+  ]} />`;
 }

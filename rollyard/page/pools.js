@@ -5,7 +5,7 @@ import { count, UNKNOWN } from './format.js';
 import { live, objects } from './live.js';
 import { Mark } from './mark.js';
 import { Pool } from './pool.js';
-import { link, namespaceOf, ns } from './route.js';
+import { link, namespaceOf, ns, option } from './route.js';
 import { Table } from './table.js';
 import { Time } from './time.js';
 import { html } from './view.js';
@@ -16,7 +16,7 @@ export function Pools({ route }) {
   const namespace = namespaceOf(route);
   const pools = [...objects('RolloutPool', namespace), ...objects('InferencePool', namespace)];
   return html`<h1>Pools</h1>${!live.listed ? html`<p class="dim">Reading the pools …</p>` : html`<${Table} caption="Pools" rows=${pools} keyOf=${(/** @type {any} */ p) => p.metadata.uid}
-    empty=${html`No pool is declared in <code>${namespace}</code>. <code>rollyard apply -f examples/demo/pools.yaml --wait</code> declares two.`} columns=${[
+    empty=${html`No pool is declared in <code>${namespace}</code>. <code>rollyard apply -f examples/demo/pools.yaml --wait${option(namespace)}</code> declares two.`} columns=${[
       { head: 'Pool', main: true, cell: (/** @type {any} */ p) => html`<a href=${link(['pools', p.kind, p.metadata.name], { ns: ns(namespace) })}>${p.metadata.name}</a>` },
       { head: 'Kind', cell: (/** @type {any} */ p) => p.kind },
       { head: 'State', cell: (/** @type {any} */ p) => html`<${PoolMark} pool=${p} />` },

@@ -7,7 +7,7 @@ import { count, decimal, duration, UNKNOWN } from './format.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
-import { link, namespaceOf, ns } from './route.js';
+import { link, namespaceOf, ns, option } from './route.js';
 import { HistoryTable, StoryBar } from './story.js';
 import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
@@ -65,7 +65,7 @@ export function Rollout({ route }) {
       ${view === 'task' && html`<${Task} t=${t} />`}
       ${(view === '' || view === 'tokens') && (t.sample
         ? html`<${Ended} t=${t} view=${view} namespace=${namespace} route=${route} linkTo=${linkTo} />`
-        : html`<p class="empty">The rollout has not ended. Its turns are here as soon as it has; <code>rollyard logs -f rollout/${id}</code> follows them now.</p>`)}`}<//>`;
+        : html`<p class="empty">The rollout has not ended. Its turns are here as soon as it has; <code>rollyard logs -f rollout/${id}${option(namespace)}</code> follows them now.</p>`)}`}<//>`;
 }
 
 /** @param {{t: import('./columns.js').Trajectory, view: string, namespace: string, route: import('./route.js').Route, linkTo: any}} props */
@@ -114,7 +114,7 @@ function Head({ t, namespace }) {
   return html`<${Facts} pairs=${pairs} />
     ${v.waiting && html`<p class="problem">${visible(v.waiting)}</p>`}
     ${v.error && !t.sample && html`<p class="problem">${v.error.reason}: ${visible(v.error.message)}</p>`}
-    ${v.kept && html`<p>The sandbox of its failed attempt is kept on ${v.kept.node} until <${Time} at=${v.kept.until} />: <code>rollyard exec ${v.id}</code> looks into it.</p>`}`;
+    ${v.kept && html`<p>The sandbox of its failed attempt is kept on ${v.kept.node} until <${Time} at=${v.kept.until} />: <code>rollyard exec${option(v.namespace)} ${v.id}</code> looks into it.</p>`}`;
 }
 
 /** @param {{t: import('./columns.js').Trajectory}} props */

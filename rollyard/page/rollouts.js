@@ -1,13 +1,14 @@
 /** The list of rollouts, with filters, page by page. */
 
 import { url } from './api.js';
-import { Filters, metadataJson } from './filters.js';
+import { Filters } from './filters.js';
 import { count, decimal, duration, UNKNOWN } from './format.js';
 import { objects } from './live.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
-import { go, link, namespaceOf, ns } from './route.js';
+import { checkMetadata, checkNumber, search } from './rollout_search.js';
+import { go, link, namespaceOf, ns, option } from './route.js';
 import { Table } from './table.js';
 import { Span, Time } from './time.js';
 import { visible } from './visible_text.js';
@@ -19,24 +20,7 @@ const REFRESH_SECONDS = 5;
 const STATUSES = ['Queued', 'Running', 'Completed', 'Truncated', 'Failed', 'InfraFailed', 'Cancelled'];
 
 /** @type {[string, string][]} */
-const SORTS = [['arrival', 'in order of arrival'], ['-tokens', 'most tokens'], ['tokens', 'fewest tokens'], ['-turns', 'most turns'], ['-seconds', 'longest at work'], ['-reward', 'highest reward'], ['reward', 'lowest reward'], ['ended', 'oldest end']];
-const CONDITIONS = ['pool', 'group', 'status', 'suspicious', 'kind', 'mode', 'reason', 'task', 'batch', 'prefix', 'min_reward', 'max_reward'];
-
-/** @param {string} text */
-const checkMetadata = (text) => (metadataJson(text) === undefined ? 'Write pairs such as difficulty=hard, or a JSON object.' : '');
-/** @param {string} text */
-const checkNumber = (text) => (text && !Number.isFinite(Number(text)) ? 'Write a number.' : '');
-
-/** The conditions of a search by the words of the address. Undefined: one of them is no value.
- * @param {import('./route.js').Route} route @returns {Record<string, unknown> | undefined} */
-function search(route) {
-  const q = route.query;
-  const metadata = metadataJson(q.metadata ?? '');
-  if (metadata === undefined || checkNumber(q.min_reward ?? '') || checkNumber(q.max_reward ?? '')) return undefined;
-  const since = Number(q.hours) > 0 ? Math.floor(Date.now() / 60000) * 60 - Number(q.hours) * 3600 : undefined;
-  return { namespace: namespaceOf(route), ...Object.fromEntries(CONDITIONS.map((c) => [c, q[c]])), metadata, since };
-}
-
+const SORTS = [['arrival', 'in order of arrival'], ['-tokens', 'most tokens'], ['tokens', 'fewest tokens'], ['-turns', 'most turns'], ['-seconds', 'longest at work'], ['-failed_calls', 'most failed calls'], ['-reward', 'highest reward'], ['reward', 'lowest reward'], ['ended', 'oldest end']];
 /** @param {import('./route.js').Route} route the order: newest end first, but for rollouts that have no end */
 function sortOf(route) {
   const { sort, status = '' } = route.query;
@@ -51,7 +35,7 @@ export function Rollouts({ route }) {
   const conditions = search(route);
   const sort = sortOf(route);
   const limit = Math.min(Number(route.query.limit) || PAGE, MOST);
-  const answer = usePoll(conditions === undefined ? null : url('/v1/rollouts', { ...conditions, sort, after: sort ? undefined : after, limit }), REFRESH_SECONDS, link(route.path, route.query));
+  const answer = usePoll(conditions === undefined ? null : url('/v1/rollouts', { ...conditions, sort, after: sort ? undefined : after, limit, total: 'true' }), REFRESH_SECONDS, link(route.path, route.query));
   const pools = objects('RolloutPool', namespace).map((p) => p.metadata.name);
   return html`<h1>Rollouts</h1>
     <${Filters} route=${route} filters=${[
@@ -65,12 +49,22 @@ export function Rollouts({ route }) {
       { name: 'min_reward', label: 'Reward from', check: checkNumber, seldom: true }, { name: 'max_reward', label: 'Reward to', check: checkNumber, seldom: true },
       { name: 'hours', label: 'Ended within', options: [['1', '1 hour'], ['6', '6 hours'], ['24', '1 day'], ['168', '1 week']], seldom: true },
       { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']], seldom: true },
+      { name: 'failed_calls', label: 'Tool calls', options: [['true', 'some failed']], seldom: true }, { name: 'failed_tool', label: 'Failed tool', hint: 'bash', seldom: true },
     ]} />
     <form class="filters" onSubmit=${(/** @type {any} */ e) => { e.preventDefault(); const id = e.target.elements.id.value.trim(); if (id) go(link(['rollouts', id], { ns: ns(namespace) })); }}>
       <label>Open by id <input name="id" type="text" spellcheck="false" autocomplete="off" placeholder="id, then Enter" /></label></form>
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
+      <p class="dim" role="status">${totalOf(data, sort, route)} <a href=${link(['profile'], { ...route.query, sort: undefined, after: undefined, limit: undefined })}>Where their time and tokens go</a></p>
       <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} />
       <p class="pages">${pages(route, sort, data, limit)}</p>`}<//>`;
+}
+
+/** How many rollouts match, and how many of them are shown. @param {any} data @param {string | undefined} sort @param {import('./route.js').Route} route */
+function totalOf(data, sort, route) {
+  const [shown, total] = [data.rollouts.length, data.total];
+  if (total === undefined) return `${count(shown)} shown.`;
+  const ended = sort && !route.query.status ? ', also those that have not ended' : '';
+  return shown === total ? `${count(total)} ${total === 1 ? 'rollout' : 'rollouts'}.` : `${count(shown)} shown of ${count(total)} that match${ended}.`;
 }
 
 /** Links to further rollouts. @param {import('./route.js').Route} route @param {string | undefined} sort @param {any} data @param {number} limit */
@@ -87,7 +81,7 @@ function pages(route, sort, data, limit) {
 function empty(route) {
   const filtered = Object.keys(route.query).some((k) => k !== 'ns');
   return filtered ? 'No rollout matches. Remove a filter, or choose another namespace.'
-    : html`No rollout is stored in this namespace. <code>rollyard submit -f tasks.jsonl --pool POOL</code> sends some.`;
+    : html`No rollout is stored in this namespace. <code>rollyard submit -f tasks.jsonl --pool POOL${option(namespaceOf(route))}</code> sends some.`;
 }
 
 /** @param {{rollouts: any[], empty?: unknown}} props */
@@ -101,6 +95,7 @@ export function RolloutTable({ rollouts, empty: none }) {
     { head: 'Pool', cell: (/** @type {any} */ r) => r.pool },
     { head: 'Turns', figure: true, cell: (/** @type {any} */ r) => count(r.turns) },
     { head: 'Tokens', figure: true, title: 'sampled tokens of the last attempt', cell: (/** @type {any} */ r) => count(r.tokens) },
+    { head: 'Failed calls', figure: true, title: 'tool calls of the last attempt that failed', cell: (/** @type {any} */ r) => count(r.failed_calls) },
     { head: 'Attempt', figure: true, cell: (/** @type {any} */ r) => r.attempt },
     { head: 'Accepted', cell: (/** @type {any} */ r) => html`<${Time} at=${r.created_at} />` },
     { head: 'At work', figure: true, title: 'in INIT, RUN and EVAL of the last attempt, without waiting', cell: (/** @type {any} */ r) => duration(r.seconds) },

@@ -29,6 +29,9 @@ export const namespaceOf = (route) => route.query.ns || 'default';
 /** The query's `ns`, which is left out for the namespace `default`. @param {string} namespace */
 export const ns = (namespace) => (namespace === 'default' ? undefined : namespace);
 
+/** The option of a command that names a namespace, which `default` does not need. @param {string} namespace */
+export const option = (namespace) => (namespace === 'default' ? '' : ` -n ${namespace}`);
+
 export function useRoute() {
   const [route, setRoute] = useState(() => parse(location.hash));
   useEffect(() => {

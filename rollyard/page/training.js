@@ -3,9 +3,11 @@
 import { url } from './api.js';
 import { StepCharts, useSteps } from './batch_steps.js';
 import { count, decimal, duration, known, percent, share, UNKNOWN } from './format.js';
+import { HardTasks } from './hard_tasks.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
+import { Profile } from './profile.js';
 import { link, namespaceOf, ns } from './route.js';
 import { SideBySide } from './side_by_side.js';
 import { Facts, Table } from './table.js';
@@ -35,11 +37,10 @@ function One({ route }) {
       ? html`<p class="empty">No batch of the series ${name} is stored in this namespace. A batch is deleted some time after it ended.</p>`
       : html`${steps.data && html`<${Head} d=${d} sums=${sumsOf(steps.data.steps)} newest=${newest} namespace=${namespace} />`}
         <${StepCharts} answers=${[{ name, answer: steps }]} />
+        <${HardTasks} namespace=${namespace} of=${{ prefix: `${name}-g` }} />
+        <section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2><${Profile} conditions=${{ namespace, prefix: `${name}-g` }} query=${{ ns: ns(namespace), prefix: `${name}-g` }} /></section>
         <${BatchesOf} batches=${d.batches} namespace=${namespace} />`)}<//>`;
 }
-
-/** Groups with a verdict, without the faulty ones. @param {any} s */
-const verdicts = (s) => s.groups + s.all_low + s.all_high + s.other;
 
 /** Sums and means over training steps. @param {any[]} steps */
 export function sumsOf(steps) {
@@ -50,7 +51,7 @@ export function sumsOf(steps) {
   const [low, high, other] = [sum((s) => s.all_low), sum((s) => s.all_high), sum((s) => s.other)];
   return {
     steps: steps.length, delivered, low, high, other, wasted, tokens, faulty: sum((s) => s.faulty), reward: mean('judged_reward_mean', 'judged_rollouts'),
-    informative: share(sum((s) => (s.informative_share ?? 0) * verdicts(s)), sum((s) => (known(s.informative_share) ? verdicts(s) : 0))), wastedShare: share(wasted, wasted + tokens), staleness: mean('staleness_mean', 'groups'),
+    informative: share(sum((s) => s.differing), sum((s) => s.compared)), wastedShare: share(wasted, wasted + tokens), staleness: mean('staleness_mean', 'groups'),
     length: mean('tokens_mean', 'rollouts'), toolCalls: mean('tool_calls_mean', 'rollouts'), seconds: mean('seconds_mean', 'rollouts'),
     last: [...steps].reverse().find((s) => known(s.judged_reward_mean))?.judged_reward_mean,
   };
@@ -77,7 +78,6 @@ function Head({ d, sums, newest, namespace }) {
 /** @param {{batches: any[], namespace: string}} props */
 function BatchesOf({ batches, namespace }) {
   return html`<section aria-labelledby="of"><h2 id="of">Batches of the training, newest first</h2>
-    <p><a href=${link(['rollouts'], { ns: ns(namespace), prefix: `${batches[0].series}-g` })}>All rollouts of the training</a></p>
     <${Table} caption="Batches of the training" rows=${batches} keyOf=${(/** @type {any} */ b) => b.id} columns=${[
       { head: 'Batch', main: true, cell: (/** @type {any} */ b) => html`<a href=${link(['batches', b.id], { ns: ns(namespace) })}>${b.id}</a>` },
       { head: 'Status', cell: (/** @type {any} */ b) => html`<${Mark} word=${b.status} />` }, { head: 'Mean reward', figure: true, cell: (/** @type {any} */ b) => decimal(b.reward_mean) },

@@ -157,7 +157,7 @@ class RolloutRecord:
     def failed_calls(self) -> int | None:
         """Number of tool calls that failed."""
         profile = self.summary.get("profile")
-        return None if profile is None else sum(use.get("failed", 0) for use in profile.get("by_tool", {}).values())
+        return None if profile is None else sum(use.get("failed", 0) for use in profile.get("by_tool", []))
 
     @property
     def suspicious(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, astuple, fields
+from dataclasses import MISSING, astuple, fields, replace
 from typing import Any, TypeVar
 
 from rollyard.kinds.batch import BatchStatus
@@ -36,7 +36,7 @@ def _sums(values: list[Any]) -> LengthSums:
 
 def _reward_sums(*values: Any) -> RewardSums:
     *numbers, counts = values
-    return RewardSums(*numbers, counts=tuple((reward, count) for reward, count in counts))
+    return replace(RewardSums(*numbers), counts=tuple((reward, count) for reward, count in counts))
 
 
 def _sums_list(sums: LengthSums) -> list[Any]:

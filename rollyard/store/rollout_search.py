@@ -166,8 +166,9 @@ def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str]
     if search.failed_calls or search.failed_tool is not None:
         given.append(("failed_calls > 0", []))
     if search.failed_tool is not None:
-        tools = "SELECT 1 FROM json_each(summary, '$.profile.by_tool') AS used WHERE used.key = ?"
-        given.append((f"EXISTS ({tools} AND json_extract(used.value, '$.failed') > 0)", [search.failed_tool]))
+        tools = "SELECT 1 FROM json_each(summary, '$.profile.by_tool') AS used"
+        failed = "json_extract(used.value, '$.tool') = ? AND json_extract(used.value, '$.failed') > 0"
+        given.append((f"EXISTS ({tools} WHERE {failed})", [search.failed_tool]))
     if search.prefix:
         given.append(("substr(id, 1, ?) = ?", [len(search.prefix), search.prefix]))
     if search.batch is not None:

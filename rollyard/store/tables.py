@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 38
+SCHEMA = 39
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 

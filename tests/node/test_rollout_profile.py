@@ -38,12 +38,12 @@ def test_every_token_counts_once() -> None:
     ]
     found = profile_of(turns)
     assert (found.model, found.tools, found.environment) == (3.25, 0.5, 0.5)
-    assert sum(found.tokens.values()) == 210, "the tokens of the last prompt and turn"
-    assert [found.tokens[part] for part in ("prompt", "outputs", "environment")] == [100, 10, 10]
+    assert sum(found.tokens.model_dump().values()) == 210, "the tokens of the last prompt and turn"
+    assert [found.tokens.prompt, found.tokens.outputs, found.tokens.environment] == [100, 10, 10]
     thoughts, whole = len("<think>list</think>"), len(text)
-    assert found.tokens["thoughts"] == round(50 * thoughts / whole) + 30
-    assert found.tokens["answers"] == round(50 * (thoughts + 4) / whole) - round(50 * thoughts / whole) + 10
-    assert found.by_tool == {"bash": ToolUse(calls=1, judged=1, tokens=10)}
+    assert found.tokens.thoughts == round(50 * thoughts / whole) + 30
+    assert found.tokens.answers == round(50 * (thoughts + 4) / whole) - round(50 * thoughts / whole) + 10
+    assert found.by_tool == [ToolUse(tool="bash", calls=1, judged=1, tokens=10)]
     assert found.bands[0] == TurnBand(turns=1, read=100, sampled=50, context=100)
     assert found.bands[1] == TurnBand(turns=2, read=20, sampled=40, context=360)
 
@@ -55,25 +55,26 @@ def test_failed_calls_by_tool() -> None:
         turn(69, 5, tool_calls=calls[:1], tool_results=["z"]),
     ]
     found = profile_of(turns)
-    assert found.by_tool["bash"] == ToolUse(calls=2, judged=1, failed=1, tokens=30), (
-        "the result of the second is unknown"
-    )
-    assert found.by_tool["edit"] == ToolUse(calls=1, judged=1, tokens=10)
-    assert found.by_tool[UNREADABLE] == ToolUse(calls=1, judged=1, failed=1, tokens=14)
+    assert {use.tool: use for use in found.by_tool} == {
+        "bash": ToolUse(tool="bash", calls=2, judged=1, failed=1, tokens=30),  # the result of the second is unknown
+        "edit": ToolUse(tool="edit", calls=1, judged=1, tokens=10),
+        UNREADABLE: ToolUse(tool=UNREADABLE, calls=1, judged=1, failed=1, tokens=14),
+    }
 
 
 def test_a_break_reads_earlier_tokens_again() -> None:
     found = profile_of([turn(100, 20), turn(130, 10, segment=1), turn(150, 5, segment=0)])
-    assert found.tokens["prompt"] == 100
-    assert found.tokens["repeated"] == 120
-    assert found.tokens["environment"] == 10 + 30
+    assert found.tokens.prompt == 100
+    assert found.tokens.repeated == 120
+    assert found.tokens.environment == 10 + 30
 
 
 def test_many_tools_are_added_up() -> None:
     calls = [{"name": f"tool{n}", "arguments": {}} for n in range(40)]
     found = profile_of([turn(10, 5, tool_calls=calls, tool_results=["r"] * 40, failed_calls=[])])
     assert len(found.by_tool) == MAX_TOOLS + 1
-    assert found.by_tool[OTHER].calls == 20
+    assert found.by_tool[-1].tool == OTHER
+    assert found.by_tool[-1].calls == 20
 
 
 def test_no_turns() -> None:

@@ -144,7 +144,12 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         result=blob if ended else None,
         reward=1.0 if status.scored else None,
         error=RolloutError(**ERROR.model_dump()) if ended and not status.scored else None,
-        summary={"turns": 1, "tokens": 2, "prompt_tokens": 5},
+        summary={
+            "turns": 1,
+            "tokens": 2,
+            "prompt_tokens": 5,
+            "profile": {"by_tool": [{"tool": "bash", "calls": 2, "failed": 1}]},
+        },
         finished_at=1_700_000_009.0 if ended else None,
         min_weights_version="v2",
         weights=WeightsConstraint(same=True, max_staleness=2),
@@ -166,8 +171,9 @@ CHECKING = AgentSpec(type="script", script="exit 1")
 """Fields that only a check may have."""
 LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
 STEP = StepRecord(
-    "default", "d", 2, "Running", 1_700_000_001.0, 1_700_000_009.0, RewardSums(1, 2, 1.5, 1.25, 0.25, 20, 4, 1.5, 6),
-    RewardSums(1, 1, 0.5, 0.25, 0.0, 10, 2, 0.5, 3), 1, 1, 1, 1, 20, 2, 1, 1, 1,
+    "default", "d", 2, "Running", 1_700_000_001.0, 1_700_000_009.0,
+    RewardSums(1, 2, 1.5, 1.25, 0.25, 20, 4, 1.5, 6, ((0.5, 1), (1.0, 1))),
+    RewardSums(1, 1, 0.5, 0.25, 0.0, 10, 2, 0.5, 3, ((0.5, 1),)), 1, 1, 1, 1, 20, 2, 1, 1, 1,
 )  # fmt: skip
 
 

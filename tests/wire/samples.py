@@ -7,6 +7,7 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import AgentSpec, Budgets, ForkPoint, RolloutError, Sampling, Stage, Status
 from rollyard.kinds.rollout_pool import RoleLimits, Stages
+from rollyard.kinds.rollout_profile import RolloutProfile, TokenParts, ToolUse, TurnBand
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
 from rollyard.kinds.task import Task
@@ -313,6 +314,14 @@ SAMPLES = (
         sampled=2,
         tool_calls=1,
         timings={"run": 2.0},
+        profile=RolloutProfile(
+            model=1.5,
+            tools=0.25,
+            environment=0.125,
+            tokens=TokenParts(prompt=3, answers=2),
+            by_tool=[ToolUse(tool="bash", calls=1, judged=1, failed=1, tokens=1)],
+            bands=[TurnBand(turns=1, read=3, sampled=2, context=3)],
+        ),
         weights_versions=["v3"],
     ),
     EngineHello(identity=IDENTITY, url="https://n2:8000", csr="PEM"),

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rollyard.kinds.rollout_profile import (
-    PARTS,
     BandRow,
     ProfileView,
     RolloutProfile,
     Spread,
+    TokenParts,
     ToolRow,
     ToolUse,
     TurnBand,
@@ -42,12 +42,12 @@ def profile_sums(matching: int, found: Iterable[RolloutWork]) -> ProfileView:
         parts["other"] = max(0.0, float(summary.get("run") or 0.0) - sum(parts.values()))
         for part, value in parts.items():
             run[part] += value
-        tokens.update(profile.tokens)
-        callers.update(name for name, use in profile.by_tool.items() if use.calls)
-        for name, use in profile.by_tool.items():
-            tools[name] = tools.get(name, ToolUse()).plus(use)
+        tokens.update(profile.tokens.model_dump())
+        callers.update(use.tool for use in profile.by_tool if use.calls)
+        for use in profile.by_tool:
+            tools[use.tool] = tools[use.tool].plus(use) if use.tool in tools else use
         bands = merged(bands, profile.bands)
-    rows = [ToolRow(tool=name, rollouts=callers[name], **use.model_dump()) for name, use in tools.items()]
+    rows = [ToolRow(rollouts=callers[use.tool], **use.model_dump()) for use in tools.values()]
     return ProfileView(
         matching=matching,
         rollouts=rollouts,
@@ -55,7 +55,7 @@ def profile_sums(matching: int, found: Iterable[RolloutWork]) -> ProfileView:
         scored=scored,
         stages=[_spread(stage, sorted(seconds[stage])) for stage in STAGES],
         **{part: round(run[part], 3) for part in ("model", "tools", "environment", "other")},
-        tokens={part: tokens[part] for part in PARTS},
+        tokens=TokenParts(**tokens),
         by_tool=sorted(rows, key=lambda row: (-row.calls, row.tool)),
         bands=[BandRow(first=2**i, last=2 ** (i + 1) - 1, **band.model_dump()) for i, band in enumerate(bands)],
     )

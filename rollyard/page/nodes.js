@@ -1,0 +1,30 @@
+/** How slow each node is, and which faults it has. */
+
+import { url } from './api.js';
+import { count, duration, percent, share } from './format.js';
+import { Loaded } from './loaded.js';
+import { usePoll } from './poll.js';
+import { Table } from './table.js';
+import { html } from './view.js';
+
+/** @param {{namespace: string, since: number, subject: string}} props since: Unix seconds */
+export function Nodes({ namespace, since, subject }) {
+  const answer = usePoll(url('/v1/nodes', { namespace, since }), 15, subject);
+  return html`<section aria-labelledby="nodes"><h2 id="nodes">Nodes, the slowest first</h2>
+    <${Loaded} of=${answer} what="nodes">${(/** @type {any} */ d) => html`<${Rows} nodes=${d.nodes} />`}<//></section>`;
+}
+
+/** @param {{nodes: any[]}} props */
+function Rows({ nodes }) {
+  const faults = (/** @type {any} */ n) => Object.values(n.faults).reduce((sum, one) => sum + one, 0);
+  const middle = nodes.map((n) => n.init_median).filter((v) => v !== null).sort((a, b) => a - b)[Math.floor(nodes.length / 2)];
+  return html`<${Table} caption="Nodes" rows=${nodes} keyOf=${(/** @type {any} */ n) => n.node} empty="No rollout ended on a node in this time." columns=${[
+    { head: 'Node', main: true, cell: (/** @type {any} */ n) => n.node },
+    { head: 'INIT', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.init_median ?? undefined) },
+    { head: 'Of the median node', figure: true, title: "INIT here / INIT of the node in the middle", cell: (/** @type {any} */ n) => percent(share(n.init_median, middle)) },
+    { head: 'RUN', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.run_median ?? undefined) },
+    { head: 'Rollouts', figure: true, cell: (/** @type {any} */ n) => count(n.rollouts) },
+    { head: 'Faults', figure: true, title: 'rollouts whose last attempt ended here without a reward', cell: (/** @type {any} */ n) => count(faults(n)) },
+    { head: 'By reason', wide: true, cell: (/** @type {any} */ n) => Object.entries(n.faults).map(([k, v]) => `${k} ${v}`).join(', ') },
+  ]} /><p class="dim">Rollouts count for the node of their last attempt, if they ended in the time that is shown.</p>`;
+}
