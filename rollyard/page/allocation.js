@@ -11,7 +11,7 @@ import { usePoll } from './poll.js';
 import { link, namespaceOf, ns } from './route.js';
 import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
-import { Time } from './time.js';
+import { At, Time } from './time.js';
 import { visible } from './visible_text.js';
 import { html, useEffect, useState } from './view.js';
 
@@ -39,17 +39,28 @@ export function Allocation({ route }) {
       ['Submitted', html`<${Time} at=${span.submitted} />`],
       span.started === undefined && span.ended === undefined ? ['Expected start', html`<${Time} at=${span.expectedStart} />`] : ['Started', html`<${Time} at=${span.started} />`],
       ['First ready', html`<${Time} at=${span.ready} />`],
-      [span.ended === undefined ? 'Walltime ends' : isMissed(span) ? 'Ended before' : 'Ended', html`<${Time} at=${span.ended ?? span.walltimeEnd} />`],
+      [span.ended === undefined ? 'Walltime ends' : isMissed(span) ? 'Ended before' : 'Ended', html`<${At} at=${span.ended ?? span.walltimeEnd} />`],
       ...(span.exitCode === undefined || span.exitCode === null ? [] : [['Exit code', String(span.exitCode)]]),
-      ...(due ? [['Successor due', html`<${Time} at=${due} />`]] : []),
+      ...(due && !successor ? [['Successor ready', html`about <${At} at=${due} />`]] : []),
       ...(span.successorOf ? [['Replaces', html`<a href=${link(['allocations', span.successorOf], at)}>${span.successorOf}</a>`]] : []),
       ...(successor ? [['Successor', html`<a href=${link(['allocations', successor.metadata.name], at)}>${successor.metadata.name}</a>`]] : []),
     ]} />
+    ${found && span.walltimeEnd !== undefined && html`<p>${atWalltime(span, successor, due)}</p>`}
     ${span.reason && html`<p>${span.ended === undefined ? 'Reason' : 'Cause of the end'}: ${visible(span.reason)}</p>`}
     ${found?.status?.conditions?.length > 0 && html`<section><h2>Conditions</h2><${Conditions} conditions=${found.status.conditions} /></section>`}
     ${found && html`<${Output} namespace=${namespace} name=${name} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => e.involvedObject.uid === uid, 30)} /></section>
     ${found && html`<section><h2>Job as submitted</h2><${TextBlock} text=${JSON.stringify(found.spec.template, null, 2)} label="Template" kind="code" /></section>`}`;
+}
+
+/** What happens when the walltime ends. @param {import('./allocation_state.js').Span} span @param {any} successor @param {number | undefined} due */
+function atWalltime(span, successor, due) {
+  const end = html`At <${At} at=${span.walltimeEnd} />, Slurm ends the job.`;
+  const work = span.poolKind === 'RolloutPool' ? 'its rollouts are finished, or handed back and go on elsewhere' : 'its rollouts go on at other model servers';
+  if (span.state === 'draining') return html`It drains: it takes no new work, and ${work}. ${end}`;
+  if (successor) return html`${end} ${successor.metadata.name} replaces it: as soon as that one is ready, and its time has come, this one drains, and ${work}.`;
+  if (due) return html`${end} A successor is submitted in time to be ready at about <${At} at=${due} />. Then this one drains, and ${work}.`;
+  return html`${end} No successor is planned.`;
 }
 
 /** The end of the job's output. @param {{namespace: string, name: string}} props */

@@ -93,6 +93,14 @@ export function successorDue(span, pool) {
   return span.walltimeEnd - Math.min(wanted, (span.walltimeEnd - span.started) / 2);
 }
 
+/** Spans with what follows each: its successor, or the time at which one should be ready.
+ * @param {Span[]} spans @param {Span[]} present those among which successors are @param {(span: Span) => any} poolOf
+ * @returns {(Span & {due?: number, successor?: string})[]} */
+export function withSuccessors(spans, present, poolOf) {
+  const by = new Map(present.filter((s) => s.successorOf).map((s) => [s.successorOf, s.name]));
+  return spans.map((s) => ({ ...s, successor: by.get(s.name), due: by.has(s.name) ? undefined : successorDue(s, poolOf(s)) }));
+}
+
 /** @type {Record<State, import('./mark.js').Tone>} */
 export const STATE_TONES = {
   pending: 'wait', starting: 'work', ready: 'good', 'not ready': 'bad', suspended: 'warn', draining: 'warn', ending: 'wait', ended: 'none', failed: 'bad',

@@ -1,22 +1,23 @@
 /** Allocations as a table: times, nodes, and Slurm's own words. */
 
-import { isMissed, slurmSays, spanOf, STATE_TONES } from './allocation_state.js';
+import { isMissed, slurmSays, spanOf, STATE_TONES, withSuccessors } from './allocation_state.js';
 import { UNKNOWN } from './format.js';
 import { Mark } from './mark.js';
 import { link, ns } from './route.js';
 import { Table } from './table.js';
-import { Time } from './time.js';
+import { At, Time } from './time.js';
 import { visible } from './visible_text.js';
 import { html } from './view.js';
 
-/** @param {{allocations: any[], empty: string}} props */
-export function AllocationTable({ allocations, empty }) {
-  return html`<${SpanTable} spans=${allocations.map(spanOf)} empty=${empty} />`;
+/** @param {{allocations: any[], pool: any, empty: string}} props pool: the one of all of them */
+export function AllocationTable({ allocations, pool, empty }) {
+  const spans = allocations.map(spanOf);
+  return html`<${SpanTable} spans=${withSuccessors(spans, spans, () => pool)} empty=${empty} />`;
 }
 
 /** @typedef {import('./allocation_state.js').Span} Span */
 
-/** @param {{spans: Span[], empty: string}} props */
+/** @param {{spans: (Span & {due?: number, successor?: string})[], empty: string}} props */
 export function SpanTable({ spans, empty }) {
   return html`<${Table} caption="Allocations" rows=${spans} keyOf=${(/** @type {Span} */ s) => `${s.name}/${s.job}`} empty=${empty} columns=${[
     { head: 'Allocation', main: true, cell: (/** @type {Span} */ s) => html`<a href=${link(['allocations', s.name], { ns: ns(s.namespace) })}>${s.name}</a>` },
@@ -26,7 +27,8 @@ export function SpanTable({ spans, empty }) {
     { head: 'Node', cell: (/** @type {Span} */ s) => s.node || UNKNOWN },
     { head: 'Submitted', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.submitted} />` },
     { head: 'Started', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.started} />` },
-    { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`${isMissed(s) ? 'before ' : ''}<${Time} at=${s.ended ?? s.walltimeEnd} />` },
+    { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`${isMissed(s) ? 'before ' : ''}<${At} at=${s.ended ?? s.walltimeEnd} />` },
+    { head: 'Then', title: 'the allocation that replaces it', cell: (/** @type {Span & {due?: number, successor?: string}} */ s) => (s.successor ? html`<a href=${link(['allocations', s.successor], { ns: ns(s.namespace) })}>${s.successor}</a>` : s.due ? html`successor about <${At} at=${s.due} />` : '') },
     { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${visible(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
   ]} />`;
 }

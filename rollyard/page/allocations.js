@@ -2,7 +2,7 @@
 
 import { url } from './api.js';
 import { Allocation } from './allocation.js';
-import { spanOf, spanOfEnded, successorDue } from './allocation_state.js';
+import { spanOf, spanOfEnded, withSuccessors } from './allocation_state.js';
 import { SpanTable } from './allocation_table.js';
 import { Filters } from './filters.js';
 import { live, object, objects } from './live.js';
@@ -32,11 +32,8 @@ function All({ route }) {
   const present = objects('Allocation', namespace).map(spanOf);
   const there = new Set(present.map((s) => `${s.name}/${s.job}`));
   const ended = (past.data?.allocations ?? []).map(spanOfEnded).filter((/** @type {any} */ s) => !there.has(`${s.name}/${s.job}`));
-  const spans = [...present, ...ended].filter((s) => (!pool || s.pool === pool) && (s.ended ?? now) >= since)
-    .sort((a, b) => (b.submitted ?? 0) - (a.submitted ?? 0)).map((s) => {
-      const replaced = present.some((other) => other.successorOf === s.name);
-      return { ...s, due: replaced ? undefined : successorDue(s, object(s.poolKind, namespace, s.pool)) };
-    });
+  const spans = withSuccessors([...present, ...ended].filter((s) => (!pool || s.pool === pool) && (s.ended ?? now) >= since)
+    .sort((a, b) => (b.submitted ?? 0) - (a.submitted ?? 0)), [...present, ...ended], (s) => object(s.poolKind, namespace, s.pool));
   const to = Math.min(Math.max(now + hours * 900, ...spans.map((s) => s.walltimeEnd ?? 0)), now + hours * 3600);
   const pools = [...new Set([...objects('RolloutPool', namespace), ...objects('InferencePool', namespace)].map((p) => p.metadata.name))];
   const shown = spans.slice(0, MOST_LANES).sort((a, b) => (a.pool < b.pool ? -1 : a.pool > b.pool ? 1 : (a.submitted ?? 0) - (b.submitted ?? 0)));

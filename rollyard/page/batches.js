@@ -3,7 +3,7 @@
 import { url } from './api.js';
 import { Batch } from './batch.js';
 import { useSteps } from './batch_steps.js';
-import { count, decimal, duration, percent, share } from './format.js';
+import { count, decimal, duration, known, percent, share } from './format.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
@@ -15,6 +15,7 @@ import { visible } from './visible_text.js';
 import { html } from './view.js';
 
 const LISTED = 200;
+const NEWEST = 10;
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Batches({ route }) {
@@ -34,6 +35,7 @@ function All({ route }) {
       <${Trainings} batches=${d.batches} namespace=${namespace} ...${trainings} />
       ${d.batches.length >= LISTED && html`<p class="dim">Of the newest ${count(LISTED)} batches.</p>`}
       <h2>Batches</h2><${Chosen} kind="batches" marked=${marked.marked} namespace=${namespace} />
+      <p>${newestMean(d.batches)}</p>
       <${Table} caption="Batches, newest first" rows=${d.batches} keyOf=${(/** @type {any} */ b) => b.id} mark=${(/** @type {any} */ b) => (marked.marked.includes(b.id) ? 'chosen' : '')}
       empty=${html`No batch is stored in this namespace. <code>client.batch(BatchRequest(…))</code> or <code>POST /v1/batches</code> makes one.`} columns=${[
         { head: 'Mark', cell: (/** @type {any} */ b) => html`<input type="checkbox" aria-label=${`Mark ${b.id}`} checked=${marked.marked.includes(b.id)} onChange=${() => marked.mark(b.id)} />` },
@@ -52,6 +54,13 @@ function All({ route }) {
         { head: 'Created', cell: (/** @type {any} */ b) => html`<${Time} at=${b.created_at} />` },
         { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => visible(b.waiting ?? '') },
       ]} />`}<//>`;
+}
+
+/** The mean of the mean rewards of the newest batches, in words. @param {any[]} batches newest first */
+function newestMean(batches) {
+  const means = batches.slice(0, NEWEST).map((b) => b.reward_mean).filter(known);
+  const all = `${count(batches.length)}${batches.length >= LISTED ? ' or more' : ''} ${batches.length === 1 ? 'batch' : 'batches'}`;
+  return means.length ? `${all}. Mean of the mean rewards of the newest ${means.length}: ${decimal(means.reduce((a, b) => a + b, 0) / means.length)}.` : `${all}.`;
 }
 
 /** At most two names in a field of the address, and a function that adds or removes one. @param {import('./route.js').Route} route @param {string} field */

@@ -18,7 +18,7 @@ export function Nodes({ namespace, since, subject }) {
 function Rows({ nodes }) {
   const faults = (/** @type {any} */ n) => Object.values(n.faults).reduce((sum, one) => sum + one, 0);
   const middle = nodes.map((n) => n.init_median).filter((v) => v !== null).sort((a, b) => a - b)[Math.floor(nodes.length / 2)];
-  return html`<${Table} caption="Nodes" rows=${nodes} keyOf=${(/** @type {any} */ n) => n.node} empty="No rollout ended on a node in this time." columns=${[
+  return html`<${Table} stack caption="Nodes" rows=${nodes} keyOf=${(/** @type {any} */ n) => n.node} empty="No rollout ended on a node in this time." columns=${[
     { head: 'Node', main: true, cell: (/** @type {any} */ n) => n.node },
     { head: 'INIT', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.init_median ?? undefined) },
     { head: 'Of the median node', figure: true, title: "INIT here / INIT of the node in the middle", cell: (/** @type {any} */ n) => percent(share(n.init_median, middle)) },

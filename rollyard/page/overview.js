@@ -11,13 +11,13 @@ import { usePoll } from './poll.js';
 import { link, namespaceOf, ns, option } from './route.js';
 import { Facts, Table } from './table.js';
 import { Time, useNow } from './time.js';
+import { hoursOf, TimeRange } from './time_range.js';
 import { visible } from './visible_text.js';
 import { html } from './view.js';
 
 const REFRESH_SECONDS = 4;
 const WAITING_READ = 200;
 const RECENT_SECONDS = 3600;
-const DAY_SECONDS = 86_400;
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Overview({ route }) {
@@ -30,7 +30,7 @@ export function Overview({ route }) {
     <${Wrong} namespace=${namespace} />
     <section aria-labelledby="running"><h2 id="running">Rollouts</h2>
       <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} />`}<//></section>
-    <${Faults} namespace=${namespace} />
+    <${Faults} namespace=${namespace} route=${route} />
     <section aria-labelledby="pools"><h2 id="pools">Pools</h2><${PoolTables} namespace=${namespace} top=${top} /></section>
     <${Waiting} namespace=${namespace} queued=${counts.data?.queued} />
     <section aria-labelledby="batches"><h2 id="batches">Batches</h2>
@@ -76,13 +76,13 @@ function Counts({ counts: c, namespace }) {
   ]} />`;
 }
 
-/** Rollouts of the last day that ended without a reward, by reason. @param {{namespace: string}} props */
-function Faults({ namespace }) {
-  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 600) * 600 - DAY_SECONDS }), 10, namespace);
-  if (answer.data && !answer.data.rows.length) return null;
-  return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason, within a day</h2>
-    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} stack caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} columns=${[
-      { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), reason: r.value, hours: 24 })}>${r.value ?? 'not known'}</a>` },
+/** Rollouts that ended without a reward, by reason. @param {{namespace: string, route: import('./route.js').Route}} props */
+function Faults({ namespace, route }) {
+  const hours = hoursOf(route, 24);
+  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 60) * 60 - hours * 3600 }), 10, `${namespace} ${hours}`);
+  return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason</h2><${TimeRange} route=${route} usual=${24} />
+    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} stack caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} empty="None in this time." columns=${[
+      { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), reason: r.value, hours })}>${r.value ?? 'not known'}</a>` },
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },
       { head: 'Newest', wide: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.newest], { ns: ns(namespace) })}>${r.newest}</a>` },
     ]} />`}<//></section>`;

@@ -92,7 +92,7 @@ function Turns({ p }) {
 
 /** @param {{p: any, query: Record<string, unknown>}} props */
 function Tools({ p, query }) {
-  return html`<h3>Tools</h3><${Table} caption="Tools" fit rows=${p.by_tool} keyOf=${(/** @type {any} */ t) => t.tool} empty="No tool was called." columns=${[
+  return html`<h3>Tools</h3><${Table} caption="Tools" fit stack rows=${p.by_tool} keyOf=${(/** @type {any} */ t) => t.tool} empty="No tool was called." columns=${[
     { head: 'Tool', main: true, cell: (/** @type {any} */ t) => html`<code>${visible(t.tool)}</code>` },
     { head: 'Calls', figure: true, cell: (/** @type {any} */ t) => count(t.calls) },
     { head: 'Failed', figure: true, title: 'a command with an exit code other than 0, an error, a time-out, a refused edit, a call that cannot be read', cell: (/** @type {any} */ t) => (t.failed

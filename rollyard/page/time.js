@@ -29,6 +29,16 @@ export function Time({ at }) {
   return html`<time datetime=${new Date(seconds * 1000).toISOString()} title=${full} tabindex="0" data-full=${full}>${distance(seconds, Math.max(now, Date.now() / 1000))}</time>`;
 }
 
+/** A time with its clock: `14:00:00 on 2026-11-30, in 2 h 3 m`. @param {{at: unknown}} props Unix seconds or ISO text */
+export function At({ at }) {
+  const now = useNow();
+  const seconds = unix(at);
+  if (seconds === undefined) return html`<span class="dim">${UNKNOWN}</span>`;
+  const full = clock(seconds);
+  const day = full.slice(0, 10) === clock(now).slice(0, 10) ? '' : ` on ${full.slice(0, 10)}`;
+  return html`<time datetime=${new Date(seconds * 1000).toISOString()}>${full.slice(11)}${day}, ${distance(seconds, Math.max(now, Date.now() / 1000))}</time>`;
+}
+
 /** The time from `from` to `to`, or to now. @param {{from: unknown, to?: unknown}} props */
 export function Span({ from, to }) {
   useNow();
