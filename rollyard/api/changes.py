@@ -18,8 +18,12 @@ from rollyard.core.errors import Expired, Unavailable
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.event import Event
 from rollyard.kinds.registry import KINDS
+from rollyard.store.watch import Watch, WatchEvent
 
 KEEP_ALIVE_SECONDS = 10.0
+GATHER_SECONDS = 0.25
+"""Least time between two writes to one stream. Of the changes of an object within it only the last one is sent."""
+MOST_GATHERED = 500
 DEFAULT_EVENTS = 500
 
 
@@ -29,8 +33,9 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("events")
 async def _changes(request: web.Request) -> web.StreamResponse:
-    """Send the objects of all namespaces, `{"type": "LISTED"}`, and then each change, as JSON lines. `events`: number of
-    the newest Events to begin with. An empty line every 10 s shows that the connection lives."""
+    """Send the objects of all namespaces, `{"type": "LISTED"}`, and then their changes, as JSON lines, at most four times a
+    second: of several changes of an object the last one. `events`: number of the newest Events to begin with. An empty line
+    every 10 s shows that the connection lives."""
     most = integer(request, "events", DEFAULT_EVENTS)
     objects = request.app[SERVICES].store.objects
     mark_long_lived(request)
@@ -53,7 +58,8 @@ async def _changes(request: web.Request) -> web.StreamResponse:
             except TimeoutError:
                 await response.write(b"\n")
                 continue
-            await response.write(_lines(change.type, [change.object]))
+            await response.write(b"".join(_lines(c.type, [c.object]) for c in await _gathered(change, watch)))
+            await asyncio.sleep(GATHER_SECONDS)
     except asyncio.CancelledError:  # a broken stream is an error for clients, and a regular end none
         if not is_ended_by_stop(request):
             raise
@@ -61,6 +67,16 @@ async def _changes(request: web.Request) -> web.StreamResponse:
         with suppress(ConnectionError):
             await response.write_eof()
     return response
+
+
+async def _gathered(first: WatchEvent, watch: Watch) -> Iterable[WatchEvent]:
+    """Return the last change of each object that has changed by now, beginning with `first`."""
+    found = {first.object.key: first}
+    while watch.is_behind and len(found) < MOST_GATHERED:
+        change = await anext(watch)
+        found.pop(change.object.key, None)
+        found[change.object.key] = change
+    return found.values()
 
 
 def _newest(found: Iterable[KindObject], most: int) -> list[KindObject]:

@@ -28,8 +28,25 @@ const ENDED = new Set(['COMPLETED', 'FAILED', 'TIMEOUT', 'CANCELLED', 'NODE_FAIL
 /** Ends that are no fault of a job, a node or the template. That of GONE is not known. */
 const QUIET_ENDS = new Set(['COMPLETED', 'CANCELLED', 'TIMEOUT', 'PREEMPTED', 'DEADLINE', 'REVOKED', 'GONE']);
 
+/** Spans of allocations, for as long as these stay as they are: what shows one is drawn again only if its object changes.
+ * @type {WeakMap<any, Span>} */
+const spans = new WeakMap();
+
+/** @param {any} a an Allocation, or an entry of /v1/allocations/history @param {(a: any) => Span} make */
+function kept(a, make) {
+  const found = spans.get(a) ?? make(a);
+  spans.set(a, found);
+  return found;
+}
+
 /** @param {any} a an Allocation @returns {Span} */
-export function spanOf(a) {
+export const spanOf = (a) => kept(a, newSpan);
+
+/** @param {any} e an entry of /v1/allocations/history @returns {Span} */
+export const spanOfEnded = (e) => kept(e, endedSpan);
+
+/** @param {any} a @returns {Span} */
+function newSpan(a) {
   const s = a.status ?? {};
   const jobState = s.jobState ?? '';
   const ended = ENDED.has(jobState);
@@ -73,8 +90,8 @@ export function slurmSays({ job, jobState }) {
 /** Whether the end's time is not known: the job was missed at `ended`. @param {Span} span */
 export const isMissed = (span) => span.jobState === 'GONE';
 
-/** @param {any} e an entry of /v1/allocations/history @returns {Span} */
-export function spanOfEnded(e) {
+/** @param {any} e @returns {Span} */
+function endedSpan(e) {
   return {
     namespace: e.namespace, name: e.name, pool: e.pool, poolKind: e.pool_kind, state: QUIET_ENDS.has(e.job_state) ? 'ended' : 'failed',
     submitted: e.submitted_at ?? undefined, started: e.started_at ?? undefined, ready: e.ready_at ?? undefined, ended: e.ended_at,
@@ -93,12 +110,21 @@ export function successorDue(span, pool) {
   return span.walltimeEnd - Math.min(wanted, (span.walltimeEnd - span.started) / 2);
 }
 
+/** @type {WeakMap<Span, Span & {due?: number, successor?: string}>} */
+const followed = new WeakMap();
+
 /** Spans with what follows each: its successor, or the time at which one should be ready.
  * @param {Span[]} spans @param {Span[]} present those among which successors are @param {(span: Span) => any} poolOf
  * @returns {(Span & {due?: number, successor?: string})[]} */
 export function withSuccessors(spans, present, poolOf) {
   const by = new Map(present.filter((s) => s.successorOf).map((s) => [s.successorOf, s.name]));
-  return spans.map((s) => ({ ...s, successor: by.get(s.name), due: by.has(s.name) ? undefined : successorDue(s, poolOf(s)) }));
+  return spans.map((s) => {
+    const [successor, due] = [by.get(s.name), by.has(s.name) ? undefined : successorDue(s, poolOf(s))];
+    const before = followed.get(s);
+    const found = before && before.successor === successor && before.due === due ? before : { ...s, successor, due };
+    followed.set(s, found);
+    return found;
+  });
 }
 
 /** @type {Record<State, import('./mark.js').Tone>} */

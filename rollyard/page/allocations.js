@@ -15,7 +15,7 @@ import { Timeline } from './timeline.js';
 import { hoursOf, TimeRange } from './time_range.js';
 import { html } from './view.js';
 
-const MOST_LANES = 80;
+const MOST_LANES = 250;
 const READ_ENDED = 500;
 
 /** @param {{route: import('./route.js').Route}} props */

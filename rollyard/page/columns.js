@@ -12,6 +12,7 @@ const decoder = new TextDecoder();
  * @property {any} sample all fields but segments and turns; null while the rollout has not ended
  * @property {ArrayLike<number>} ids
  * @property {Uint8Array} mask 1: sampled
+ * @property {number} sampled number of sampled tokens
  * @property {ArrayLike<number>} logprobs 0 where not sampled
  * @property {ArrayLike<number>} version index into `versions`, -1 where not sampled
  * @property {string[]} versions
@@ -46,6 +47,7 @@ export function parse(data) {
     const offsets = numbers(`${name}_json_offsets`);
     return offsets.slice(1).map((end, i) => JSON.parse(decoder.decode(bytes.subarray(offsets[i], end))));
   };
+  const mask = /** @type {Uint8Array} */ (array('loss_mask'));
   const about = JSON.parse(header.__metadata__.about ?? '{}');
   const [starts, prompts] = [numbers('segment_offsets'), numbers('segment_prompt_length')];
   const segments = documents('segment').map((found, i) => ({
@@ -60,18 +62,12 @@ export function parse(data) {
     view: about.rollout,
     sample: documents('sample')[0] ?? null,
     ids: array('token_ids'),
-    mask: array('loss_mask'),
+    mask,
+    sampled: mask.reduce((n, one) => n + one, 0),
     logprobs: array('logprobs'),
     version: array('weights_version'),
     versions: JSON.parse(header.__metadata__.versions),
     segments,
     turns,
   };
-}
-
-/** @param {Trajectory} t */
-export function sampledTokens(t) {
-  let n = 0;
-  for (let i = 0; i < t.mask.length; i += 1) n += t.mask[i];
-  return n;
 }

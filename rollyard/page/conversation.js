@@ -1,24 +1,20 @@
 /** A trajectory as a person reads it: turns with thoughts, calls and their output, and the score at the end. */
 
 import { count, decimal, duration } from './format.js';
+import { useGrowing } from './growing.js';
 import { Mark } from './mark.js';
 import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
 import { partsOf } from './turn_text.js';
 import { visible } from './visible_text.js';
-import { html, useEffect, useLayoutEffect, useState } from './view.js';
+import { html, memo, useLayoutEffect } from './view.js';
 
 const FIRST = 15;
 const MORE = 20;
 
 /** @param {{t: import('./columns.js').Trajectory, turn?: number, linkTo: (turn: number, view?: string) => string}} props */
 export function Conversation({ t, turn, linkTo }) {
-  const [drawn, setDrawn] = useState(Math.max(FIRST, turn ?? 0));
-  useEffect(() => { // the rest comes in pieces, so that the first turns are there at once
-    if (drawn >= t.turns.length) return undefined;
-    const timer = setTimeout(() => setDrawn(drawn + MORE), 30);
-    return () => clearTimeout(timer);
-  }, [drawn, t]);
+  const drawn = useGrowing(t.turns.length, Math.max(FIRST, turn ?? 0), MORE);
   useLayoutEffect(() => {
     if (turn) document.getElementById(`turn-${turn}`)?.scrollIntoView({ block: 'start' });
   }, [turn, t]);
@@ -37,8 +33,7 @@ export function breakText(t, segment) {
   return `Segment ${segment + 1} begins: the chat template or the caller changed earlier text. ${visible(words)}`;
 }
 
-/** @param {{t: import('./columns.js').Trajectory, turn: any, number: number, chosen: boolean, linkTo: (turn: number, view?: string) => string}} props */
-function OneTurn({ t, turn, number, chosen, linkTo }) {
+const OneTurn = memo((/** @type {{t: import('./columns.js').Trajectory, turn: any, number: number, chosen: boolean, linkTo: (turn: number, view?: string) => string}} */ { t, turn, number, chosen, linkTo }) => {
   const calls = turn.tool_calls ?? [];
   const { thoughts, said } = partsOf(turn.text, calls.length > 0);
   const results = turn.tool_results ?? [];
@@ -62,7 +57,7 @@ function OneTurn({ t, turn, number, chosen, linkTo }) {
     ${(turn.observation !== null && turn.observation !== undefined || known(turn.reward)) && html`<section class="result"><h4>Environment${known(turn.reward) ? `, reward ${decimal(turn.reward)}` : ''}</h4>
       <${TextBlock} text=${turn.observation ?? ''} label="Observation" /></section>`}
   </li>`;
-}
+});
 
 /** @param {unknown} value */
 const known = (value) => typeof value === 'number';

@@ -1,7 +1,7 @@
 /** The rollouts of one task, side by side. */
 
 import { url } from './api.js';
-import { readTrajectory, sampledTokens } from './columns.js';
+import { readTrajectory } from './columns.js';
 import { count, decimal, UNKNOWN } from './format.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
@@ -12,7 +12,7 @@ import { StoryBar } from './story.js';
 import { TextBlock } from './text_block.js';
 import { partsOf } from './turn_text.js';
 import { visible } from './visible_text.js';
-import { html, useEffect, useState } from './view.js';
+import { html, useEffect, useRef, useState } from './view.js';
 
 const MOST = 64;
 const REFRESH_SECONDS = 5;
@@ -41,25 +41,47 @@ function Side({ rollouts, namespace, more }) {
     <ol class="side">${rollouts.map((r) => html`<${One} key=${r.id} rollout=${r} namespace=${namespace} />`)}</ol>`;
 }
 
+/** Whether an element has come near the window. @param {{current: HTMLElement | null}} of */
+function useSeen(of) {
+  const [seen, setSeen] = useState(false);
+  useEffect(() => {
+    const observer = new IntersectionObserver((entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      setSeen(true);
+    }, { rootMargin: '400px' });
+    observer.observe(/** @type {HTMLElement} */ (of.current));
+    return () => observer.disconnect();
+  }, []);
+  return seen;
+}
+
+/** What a card shows of a trajectory. The rest is not kept: a group may have a hundred megabytes of tokens.
+ * @param {import('./columns.js').Trajectory} t */
+function cardOf(t) {
+  const calls = t.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
+  return { turns: t.turns.length, calls, sampled: t.sampled, last: t.turns[t.turns.length - 1], notes: t.sample?.notes };
+}
+
 /** @param {{rollout: any, namespace: string}} props */
 function One({ rollout: r, namespace }) {
-  const [t, setT] = useState(/** @type {import('./columns.js').Trajectory | null} */ (null));
-  const history = usePoll(url(`/v1/rollouts/${encodeURIComponent(r.id)}/history`, { namespace }));
+  const card = useRef(/** @type {HTMLElement | null} */ (null));
+  const seen = useSeen(card);
+  const [t, setT] = useState(/** @type {ReturnType<typeof cardOf> | null} */ (null));
+  const history = usePoll(seen ? url(`/v1/rollouts/${encodeURIComponent(r.id)}/history`, { namespace }) : null);
   const ended = r.finished_at !== null;
   useEffect(() => {
-    if (!ended) return undefined;
+    if (!ended || !seen) return undefined;
     const control = new AbortController();
-    readTrajectory(namespace, r.id, control.signal).then(setT, () => {});
+    readTrajectory(namespace, r.id, control.signal).then((whole) => setT(cardOf(whole)), () => {});
     return () => control.abort();
-  }, [r.id, ended]);
-  const calls = t?.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
-  const last = t?.turns[t.turns.length - 1];
-  const answer = last && partsOf(last.text, last.tool_calls?.length > 0);
-  return html`<li class="card"><h2><a href=${link(['rollouts', r.id], { ns: ns(namespace) })}>${r.mode === 'eval' ? r.id : `#${r.sample_index}`}</a> <${Mark} word=${r.status} /> <strong class="reward">${r.reward === null ? UNKNOWN : decimal(r.reward, 4)}</strong></h2>
+  }, [r.id, ended, seen]);
+  const answer = t?.last && partsOf(t.last.text, t.last.tool_calls?.length > 0);
+  return html`<li class="card" ref=${card}><h2><a href=${link(['rollouts', r.id], { ns: ns(namespace) })}>${r.mode === 'eval' ? r.id : `#${r.sample_index}`}</a> <${Mark} word=${r.status} /> <strong class="reward">${r.reward === null ? UNKNOWN : decimal(r.reward, 4)}</strong></h2>
     ${history.data && html`<${StoryBar} history=${history.data} compact />`}
-    <p class="facts-line">${t ? `${t.turns.length} turns · ${calls} calls · ${count(sampledTokens(t))} sampled tokens` : ended ? 'Reading …' : 'has not ended'}</p>
+    <p class="facts-line">${t ? `${t.turns} turns · ${t.calls} calls · ${count(t.sampled)} sampled tokens` : ended ? 'Reading …' : 'has not ended'}</p>
     ${r.error && html`<p class="problem">${r.error.reason}: ${visible(r.error.message).slice(0, 300)}</p>`}
-    ${answer && html`<h3>Last turn</h3><${TextBlock} text=${answer.said || answer.thoughts || last.text} label="Last turn" />`}
-    ${t?.sample?.notes?.length ? html`<h3>Why</h3><${TextBlock} text=${t.sample.notes.join('\n')} label="Notes" />` : null}
+    ${answer && html`<h3>Last turn</h3><${TextBlock} text=${answer.said || answer.thoughts || t?.last.text} label="Last turn" />`}
+    ${t?.notes?.length ? html`<h3>Why</h3><${TextBlock} text=${t.notes.join('\n')} label="Notes" />` : null}
   </li>`;
 }

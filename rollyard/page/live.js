@@ -1,13 +1,14 @@
 /** The objects of all kinds, kept current by one stream of changes (`/v1/changes`). */
 
 import { request } from './api.js';
-import { useEffect, useState } from './view.js';
+import { useEffect, useRef, useState } from './view.js';
 
 const SILENT_MS = 25_000; // the server sends a line every 10 s at least
 const FIRST_WAIT_MS = 1_000;
 const MOST_WAIT_MS = 30_000;
 const HIDDEN_MS = 30_000; // a tab that nobody sees gives its connection back after this time
 const NOTIFY_MS = 250;
+const REST = 4; // drawing takes at most a fifth of the time
 const MOST = { Event: 1000, Allocation: 5000 };
 
 /** @typedef {Record<string, Map<string, any>>} Kinds */
@@ -31,15 +32,21 @@ export const onReturn = new Set();
 /** @type {Set<() => void>} */
 const listeners = new Set();
 let notifying = 0;
+let wait = NOTIFY_MS;
 /** Unix seconds at which the server sent something last. */
 let heard = Date.now() / 1000;
 
+/** Draw soon what changed. All changes until then are one drawing, and a tab that nobody sees draws nothing. */
 function notify() {
   notifying ||= setTimeout(() => {
     notifying = 0;
+    if (document.hidden) return;
+    const began = performance.now();
     for (const one of listeners) one();
-  }, NOTIFY_MS);
+    setTimeout(() => { wait = Math.max(NOTIFY_MS, (performance.now() - began) * REST); }); // after the drawing
+  }, wait);
 }
+document.addEventListener('visibilitychange', notify);
 
 /** @param {any} object */
 const keyOf = (object) => `${object.metadata.namespace}/${object.metadata.name}`;
@@ -134,12 +141,19 @@ export async function follow() {
   }
 }
 
-/** Draw again whenever an object or the connection changes; at most four times a second. */
-export function useLive() {
+/** Draw again when an object or the connection changes, at most four times a second.
+ * @param {(now: typeof live) => unknown} [of] draw only if what this returns differs */
+export function useLive(of) {
   const [, draw] = useState(0);
+  const drawn = useRef({ of, value: of?.(live) });
+  drawn.current = { of, value: of?.(live) };
   useEffect(() => {
-    const changed = () => draw((/** @type {number} */ n) => n + 1);
+    const changed = () => {
+      const last = drawn.current;
+      if (!last.of || last.of(live) !== last.value) draw((/** @type {number} */ n) => n + 1);
+    };
     listeners.add(changed);
+    changed();
     return () => { listeners.delete(changed); };
   }, []);
   return live;

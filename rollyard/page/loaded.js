@@ -1,7 +1,7 @@
 /** Answers that may be missing: what is not known says so, with the reason. */
 
 import { timeOfDay } from './format.js';
-import { live } from './live.js';
+import { useLive } from './live.js';
 import { html } from './view.js';
 
 /** Draw an answer, or say why there is none.
@@ -13,8 +13,9 @@ export function Loaded({ of, what, children }) {
 
 /** Say that there is no newer answer, and of when the shown one is. @param {{of: import('./poll.js').Answer, what: string}} props */
 export function Missed({ of, what }) {
+  const { connected } = useLive((now) => now.connected);
   if (!of.error) return null;
-  const told = !live.connected && of.error.isAway; // the head of the page says why, and since when
+  const told = !connected && of.error.isAway; // the head of the page says why, and since when
   if (told) return of.data === undefined ? html`<p class="dim" role="status">Not known: ${what}.</p>` : null;
   return html`<p class="problem" role="status">${why(of, what)}</p>`;
 }

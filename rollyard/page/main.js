@@ -16,25 +16,26 @@ import { Servers } from './servers.js';
 import { Training } from './training.js';
 import { visible } from './visible_text.js';
 import { Usage } from './usage.js';
-import { html, render, useEffect, useRef } from './view.js';
+import { html, memo, render, useEffect, useRef } from './view.js';
 
 /** View outside the navigation -> the one that leads to it. @type {Record<string, string>} */
 const WITHIN = { groups: 'rollouts', profile: 'rollouts', trainings: 'batches' };
 
-/** First word of an address -> title, view, and whether it is in the navigation.
+/** First word of an address -> title, view, and whether it is in the navigation. A view that shows no object of the stream is
+ * in `memo`, so it is not drawn again when one changes.
  * @type {Record<string, [string, (props: {route: import('./route.js').Route}) => unknown, boolean]>} */
 const VIEWS = {
   overview: ['Overview', Overview, true],
   pools: ['Pools', Pools, true],
   allocations: ['Allocations', Allocations, true],
   servers: ['Model servers', Servers, true],
-  batches: ['Batches', Batches, true],
-  evaluations: ['Evaluations', Evaluations, true],
-  rollouts: ['Rollouts', (props) => (props.route.path.length > 1 ? html`<${Rollout} ...${props} />` : html`<${Rollouts} ...${props} />`), true],
-  usage: ['Usage', Usage, true],
-  groups: ['Group', Group, false],
-  profile: ['Where time and tokens go', ProfileView, false],
-  trainings: ['Training', (props) => (props.route.path.length > 1 ? html`<${Training} ...${props} />` : html`<${Batches} ...${props} />`), false],
+  batches: ['Batches', memo(Batches), true],
+  evaluations: ['Evaluations', memo(Evaluations), true],
+  rollouts: ['Rollouts', memo((props) => (props.route.path.length > 1 ? html`<${Rollout} ...${props} />` : html`<${Rollouts} ...${props} />`)), true],
+  usage: ['Usage', memo(Usage), true],
+  groups: ['Group', memo(Group), false],
+  profile: ['Where time and tokens go', memo(ProfileView), false],
+  trainings: ['Training', memo((props) => (props.route.path.length > 1 ? html`<${Training} ...${props} />` : html`<${Batches} ...${props} />`)), false],
 };
 
 function App() {

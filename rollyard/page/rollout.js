@@ -1,7 +1,7 @@
 /** One rollout: how it stands, its story, its conversation or tokens, its task. */
 
 import { ApiFailure, rolloutPath, url } from './api.js';
-import { readTrajectory, sampledTokens } from './columns.js';
+import { readTrajectory } from './columns.js';
 import { Conversation, Score } from './conversation.js';
 import { count, decimal, duration, UNKNOWN } from './format.js';
 import { Loaded } from './loaded.js';
@@ -12,7 +12,7 @@ import { HistoryTable, StoryBar } from './story.js';
 import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
 import { Time } from './time.js';
-import { Tokens } from './tokens.js';
+import { Tokens, useTokenTexts } from './tokens.js';
 import { visible } from './visible_text.js';
 import { html, useEffect, useState } from './view.js';
 
@@ -53,6 +53,7 @@ export function Rollout({ route }) {
   const [namespace, id, view] = [namespaceOf(route), route.path[1], route.query.view ?? ''];
   const answer = useTrajectory(namespace, id);
   const ended = answer.data?.sample != null;
+  const texts = useTokenTexts(namespace, id, view === 'tokens' && (ended || answer.data === undefined)); // at once, and not after the trajectory
   const history = usePoll(url(`${rolloutPath(id)}/history`, { namespace, ended: undefined }), ended ? 0 : REFRESH_SECONDS);
   /** @param {number} turn @param {string} [to] @param {string} [colour] */
   const linkTo = (turn, to = '', colour = route.query.colour) => link(['rollouts', id], { ns: ns(namespace), view: to, turn: turn || undefined, colour: to === 'tokens' ? colour : undefined });
@@ -64,14 +65,14 @@ export function Rollout({ route }) {
       ${view === 'history' && html`<${Loaded} of=${history} what="history">${(/** @type {any} */ h) => html`<${HistoryTable} history=${h} namespace=${namespace} />`}<//>`}
       ${view === 'task' && html`<${Task} t=${t} />`}
       ${(view === '' || view === 'tokens') && (t.sample
-        ? html`<${Ended} t=${t} view=${view} namespace=${namespace} route=${route} linkTo=${linkTo} />`
+        ? html`<${Ended} t=${t} view=${view} texts=${texts} route=${route} linkTo=${linkTo} />`
         : html`<p class="empty">The rollout has not ended. Its turns are here as soon as it has; <code>rollyard logs -f rollout/${id}${option(namespace)}</code> follows them now.</p>`)}`}<//>`;
 }
 
-/** @param {{t: import('./columns.js').Trajectory, view: string, namespace: string, route: import('./route.js').Route, linkTo: any}} props */
-function Ended({ t, view, namespace, route, linkTo }) {
+/** @param {{t: import('./columns.js').Trajectory, view: string, texts: import('./poll.js').Answer, route: import('./route.js').Route, linkTo: any}} props */
+function Ended({ t, view, texts, route, linkTo }) {
   const turn = Number(route.query.turn) || undefined;
-  if (view === 'tokens') return html`<${Tokens} t=${t} namespace=${namespace} turn=${turn} colour=${route.query.colour ?? 'mask'} linkTo=${linkTo} />`;
+  if (view === 'tokens') return html`<${Tokens} t=${t} texts=${texts} turn=${turn} colour=${route.query.colour ?? 'mask'} linkTo=${linkTo} />`;
   return html`<${Prompt} task=${t.sample.task} /><${Conversation} t=${t} turn=${turn} linkTo=${linkTo} /><${Score} sample=${t.sample} />`;
 }
 
@@ -102,7 +103,7 @@ function Head({ t, namespace }) {
   ];
   if (t.sample) {
     const timings = t.sample.timings ?? {};
-    pairs.push(['Tokens', `${count(sampledTokens(t))} sampled of ${count(t.ids.length)}`], ['Turns', String(t.turns.length)],
+    pairs.push(['Tokens', `${count(t.sampled)} sampled of ${count(t.ids.length)}`], ['Turns', String(t.turns.length)],
       ['INIT, RUN, EVAL at work', ['init', 'run', 'eval'].map((s) => duration(timings[s])).join(', ')]);
     const calls = t.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
     pairs.push(['Tool calls', String(calls)]);

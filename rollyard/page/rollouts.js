@@ -3,7 +3,7 @@
 import { url } from './api.js';
 import { Filters } from './filters.js';
 import { count, decimal, duration, UNKNOWN } from './format.js';
-import { objects } from './live.js';
+import { objects, useLive } from './live.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
@@ -36,7 +36,9 @@ export function Rollouts({ route }) {
   const sort = sortOf(route);
   const limit = Math.min(Number(route.query.limit) || PAGE, MOST);
   const answer = usePoll(conditions === undefined ? null : url('/v1/rollouts', { ...conditions, sort, after: sort ? undefined : after, limit, total: 'true' }), REFRESH_SECONDS, link(route.path, route.query));
-  const pools = objects('RolloutPool', namespace).map((p) => p.metadata.name);
+  const poolNames = () => objects('RolloutPool', namespace).map((p) => p.metadata.name);
+  useLive(() => poolNames().join());
+  const pools = poolNames();
   return html`<h1>Rollouts</h1>
     <${Filters} route=${route} filters=${[
       { name: 'pool', label: 'Pool', options: [...new Set([...pools, ...(pool ? [pool] : [])])].map((p) => [p, p]) },

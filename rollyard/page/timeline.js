@@ -2,7 +2,7 @@
 
 import { clock, duration, timeOfDay } from './format.js';
 import { link, ns } from './route.js';
-import { html } from './view.js';
+import { html, memo } from './view.js';
 
 const [W, LANE, LEFT, TOP] = [1200, 20, 190, 20];
 /** Colour of a job that was ready once. @type {Record<string, string>} */
@@ -11,9 +11,12 @@ const STEPS = [60, 300, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 17280
 
 /** @typedef {import('./allocation_state.js').Span} Span */
 
+/** Where a time is on the axis. @param {number} at @param {number} from @param {number} to */
+const place = (at, from, to) => LEFT + (Math.min(Math.max(at, from), to) - from) / (to - from) * (W - LEFT - 6);
+
 /** @param {{spans: (Span & {due?: number})[], from: number, to: number, now: number}} props */
 export function Timeline({ spans, from, to, now }) {
-  const px = (/** @type {number} */ at) => LEFT + (Math.min(Math.max(at, from), to) - from) / (to - from) * (W - LEFT - 6);
+  const px = (/** @type {number} */ at) => place(at, from, to);
   const height = TOP + spans.length * LANE + 6;
   const step = STEPS.find((s) => (to - from) / s <= 9) ?? 604800;
   const zone = new Date(from * 1000).getTimezoneOffset() * 60;
@@ -22,7 +25,7 @@ export function Timeline({ spans, from, to, now }) {
   return html`<figure class="timeline"><div class="scroll" tabindex="0" role="region" aria-label="Time axis of allocations">
     <svg viewBox="0 0 ${W} ${height}" role="group" aria-label=${`${spans.length} allocations from ${clock(from)} to ${clock(to)}; the table below has the same`}>
       ${ticks.map((t) => html`<g key=${t}><line class="grid" x1=${px(t)} x2=${px(t)} y1=${TOP - 4} y2=${height} /><text x=${px(t)} y=${TOP - 8} text-anchor="middle">${step >= 86400 ? clock(t).slice(5, 10) : clock(t).slice(11, 16)}</text></g>`)}
-      ${spans.map((s, i) => html`<g key=${`${s.name}/${s.job}`} transform=${`translate(0 ${TOP + i * LANE})`}><${Lane} s=${s} px=${px} now=${now} /></g>`)}
+      ${spans.map((s, i) => html`<g key=${`${s.name}/${s.job}`} transform=${`translate(0 ${TOP + i * LANE})`}><${Lane} s=${s} from=${from} to=${to} now=${now} /></g>`)}
       <line class="nowline" x1=${px(now)} x2=${px(now)} y1=${TOP - 4} y2=${height} />
     </svg></div>
     <figcaption><span class="legend">${[['pending', 'waits in Slurm'], ['starting', 'starting'], ['running', 'ready'], ['silent', 'not ready any more'], ['draining', 'draining'], ['ended', 'ended'], ['failed', 'ended by a fault']].map(([k, text]) => html`<span key=${k}><svg class="key" width="16" height="10" aria-hidden="true"><rect class=${k} width="16" height="10" rx="2" /></svg>${text}</span>`)}
@@ -30,8 +33,8 @@ export function Timeline({ spans, from, to, now }) {
       <span><svg class="key" width="12" height="12" aria-hidden="true"><path class="planned" d="M6 1L11 6L6 11L1 6Z" /></svg>a successor should be ready</span></span></figcaption></figure>`;
 }
 
-/** @param {{s: Span & {due?: number}, px: (at: number) => number, now: number}} props */
-function Lane({ s, px, now }) {
+const Lane = memo((/** @type {{s: Span & {due?: number}, from: number, to: number, now: number}} */ { s, from, to, now }) => {
+  const px = (/** @type {number} */ at) => place(at, from, to);
   const end = s.ended ?? now;
   const start = s.started ?? end;
   const ready = s.ready !== undefined && s.ready >= start ? s.ready : undefined;
@@ -45,4 +48,4 @@ function Lane({ s, px, now }) {
     ${ready !== undefined && bar(main, ready, end, over ? `ended ${s.jobState} ${s.reason}` : s.state)}
     ${!over && s.walltimeEnd !== undefined && bar('rest', now, s.walltimeEnd, `walltime ends at ${clock(s.walltimeEnd)}${s.due === undefined ? '' : `, a successor should be ready at ${clock(s.due)}`}; the rest`)}
     ${s.due !== undefined && s.due > now - 60 && html`<path class="planned" d=${`M${px(s.due)} 4l5 5.5l-5 5.5l-5-5.5Z`}><title>${`${s.name}: a successor should be ready at ${clock(s.due)}`}</title></path>`}`;
-}
+});

@@ -1,9 +1,9 @@
 /** The rows of tokens that one sees, as elements. It makes them by hand: at each scroll only the new rows are made. */
 
-import { rowOf, tokenShape } from './token_rows.js';
+import { tokenShape } from './token_rows.js';
 
 export const ROW = 22; // pixels; the style sheet has the same number
-const SPARE = 12; // rows drawn beyond the edges
+const SPARE = 6; // rows drawn beyond the edges
 
 /** The colour of a probability. @param {number} logprob */
 function levelOf(logprob) {
@@ -12,11 +12,10 @@ function levelOf(logprob) {
 }
 
 export class TokenPaper {
-  /** @param {import('./columns.js').Trajectory} t @param {string[]} texts @param {number[]} rows @param {string} by what the colours show */
-  constructor(t, texts, rows, by) {
+  /** @param {import('./columns.js').Trajectory} t @param {import('./token_rows.js').TokenLayout} layout @param {string} by what the colours show */
+  constructor(t, layout, by) {
     this.t = t;
-    this.texts = texts;
-    this.rows = rows;
+    this.layout = layout;
     this.by = by;
     this.chosen = -1;
     this.begins = new Set(t.segments.slice(1).map((s) => s.start));
@@ -27,7 +26,7 @@ export class TokenPaper {
   /** Draw the rows in sight. @param {HTMLElement} into @param {number} top @param {number} height */
   draw(into, top, height) {
     const first = Math.max(0, Math.floor(top / ROW) - SPARE);
-    const last = Math.min(this.rows.length - 1, Math.ceil((top + height) / ROW) + SPARE);
+    const last = Math.min(this.layout.rows, Math.ceil((top + height) / ROW) + SPARE);
     for (const [r, element] of this.drawn) {
       if (r >= first && r < last) continue;
       element.remove();
@@ -40,18 +39,19 @@ export class TokenPaper {
 
   /** @param {number} r */
   row(r) {
+    const start = this.layout.starts[r];
     const row = document.createElement('div');
-    row.className = this.begins.has(this.rows[r]) ? 'row begins' : 'row';
+    row.className = this.begins.has(start) ? 'row begins' : 'row';
     row.style.top = `${r * ROW}px`;
     const number = document.createElement('span');
     number.className = 'number';
-    number.textContent = String(this.rows[r]);
+    number.textContent = String(start);
     row.append(number);
-    for (let i = this.rows[r]; i < this.rows[r + 1]; i += 1) {
+    for (let i = start; i < this.layout.end(r); i += 1) {
       const one = document.createElement('span');
       one.className = this.kind(i);
       one.dataset.i = String(i);
-      one.textContent = tokenShape(this.texts[i]);
+      one.textContent = tokenShape(this.layout.texts[i]);
       row.append(one);
     }
     this.drawn.set(r, row);
@@ -70,8 +70,8 @@ export class TokenPaper {
     const before = this.chosen;
     this.chosen = token;
     for (const i of [before, token]) {
-      const row = i < 0 ? undefined : this.drawn.get(rowOf(this.rows, i));
-      const element = row?.children[i - this.rows[rowOf(this.rows, i)] + 1];
+      const r = this.layout.rowOf(i);
+      const element = i < 0 ? undefined : this.drawn.get(r)?.children[i - this.layout.starts[r] + 1];
       if (element) element.className = this.kind(i);
     }
   }

@@ -5,16 +5,18 @@ import { count } from './format.js';
 import { usePoll } from './poll.js';
 import { rolloutPath, url } from './api.js';
 import { ROW, TokenPaper } from './token_paper.js';
-import { rowOf, tokenRows, tokenShape, tokenTexts } from './token_rows.js';
+import { TokenLayout, tokenShape } from './token_rows.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './view.js';
 
 const COLOURS = { mask: 'sampled or not', logprob: 'probability', version: 'weights version' };
 
 const LEVELS = ['90 % or more', '50 to 90 %', '10 to 50 %', '1 to 10 %', 'less than 1 %'];
 
-/** @param {{t: import('./columns.js').Trajectory, namespace: string, turn?: number, colour: string, linkTo: (turn: number, view?: string, colour?: string) => string}} props */
-export function Tokens({ t, namespace, turn, colour, linkTo }) {
-  const texts = usePoll(url(`${rolloutPath(t.sample.id)}/tokens`, { namespace }));
+/** The texts of a rollout's tokens. @param {string} namespace @param {string} id @param {boolean} wanted */
+export const useTokenTexts = (namespace, id, wanted) => usePoll(wanted ? url(`${rolloutPath(id)}/tokens`, { namespace }) : null);
+
+/** @param {{t: import('./columns.js').Trajectory, texts: import('./poll.js').Answer, turn?: number, colour: string, linkTo: (turn: number, view?: string, colour?: string) => string}} props */
+export function Tokens({ t, texts, turn, colour, linkTo }) {
   if (!t.ids.length) return html`<p class="empty">The trajectory has no tokens.</p>`;
   if (texts.data === undefined && !texts.error) return html`<p class="dim">Reading the tokens' texts …</p>`;
   const by = colour in COLOURS ? colour : 'mask';
@@ -33,14 +35,35 @@ function Legend({ by, versions }) {
   return html`<span class="legend">${rows.map(([name, word]) => html`<span key=${name}><i class=${`tok ${name}`}>a</i>${word}</span>`)}</span>`;
 }
 
-/** @param {{t: import('./columns.js').Trajectory, known: any, by: string, turn?: number, linkTo: (turn: number, view?: string) => string}} props */
+/** @param {{t: import('./columns.js').Trajectory, known: import('./token_rows.js').Known | null, by: string, turn?: number, linkTo: (turn: number, view?: string) => string}} props */
 function Grid({ t, known, by, turn, linkTo }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [width, setWidth] = useState(0);
   const [chosen, setChosen] = useState(-1);
-  const texts = useMemo(() => tokenTexts(t.ids, known), [t, known]);
-  const rows = useMemo(() => (width ? tokenRows(texts, width, t.segments) : [0, 0]), [texts, width, t]);
+  const wanted = useRef(-1); // a token that comes into sight as soon as it is laid out
+  const layout = useMemo(() => new TokenLayout(t.ids, known, t.segments, width), [t, known, width]);
+  const paper = useMemo(() => new TokenPaper(t, layout, by), [t, layout, by]);
+  const drawn = useRef(paper);
+  drawn.current = paper;
   const turnAt = useMemo(() => turnFinder(t.turns), [t]);
+  const draw = () => {
+    const element = /** @type {HTMLElement} */ (box.current);
+    const all = /** @type {HTMLElement} */ (element.querySelector('.all'));
+    const { layout: of } = drawn.current;
+    all.style.height = `${of.allRows * ROW}px`;
+    if (wanted.current >= 0 && wanted.current < of.texts.length) {
+      const y = of.rowOf(wanted.current) * ROW;
+      if (y < element.scrollTop || y > element.scrollTop + element.clientHeight - 2 * ROW) element.scrollTop = Math.max(0, y - 3 * ROW);
+      wanted.current = -1;
+    }
+    drawn.current.draw(all, element.scrollTop, element.clientHeight);
+  };
+  /** @param {number} token */
+  const show = (token) => {
+    setChosen(token);
+    wanted.current = token;
+    draw();
+  };
   useLayoutEffect(() => {
     const element = /** @type {HTMLElement} */ (box.current);
     const measure = () => {
@@ -50,54 +73,50 @@ function Grid({ t, known, by, turn, linkTo }) {
     measure();
     const observer = new ResizeObserver(measure);
     observer.observe(element);
+    element.addEventListener('scroll', draw, { passive: true });
     return () => observer.disconnect();
   }, []);
-  /** @param {number} token */
-  const show = (token) => {
-    const element = /** @type {HTMLElement} */ (box.current);
-    const y = rowOf(rows, token) * ROW;
-    if (y < element.scrollTop || y > element.scrollTop + element.clientHeight - 2 * ROW) element.scrollTop = Math.max(0, y - 3 * ROW);
-  };
+  useLayoutEffect(() => {
+    box.current?.querySelector('.all')?.replaceChildren();
+    draw();
+  }, [paper]);
+  useLayoutEffect(() => {
+    if (!width) return undefined;
+    let timer = 0;
+    const lay = () => {
+      layout.more();
+      draw();
+      if (!layout.whole) timer = setTimeout(lay);
+    };
+    lay();
+    return () => clearTimeout(timer);
+  }, [layout]);
   useEffect(() => {
-    if (!turn || !t.turns[turn - 1] || !width) return;
-    setChosen(t.turns[turn - 1].start);
-    show(t.turns[turn - 1].start);
+    if (turn && t.turns[turn - 1] && width) show(t.turns[turn - 1].start);
   }, [turn, width, t]);
   /** @param {KeyboardEvent} event */
   const key = (event) => {
     /** @type {Record<string, number>} */
     const steps = { ArrowRight: 1, ArrowLeft: -1 };
-    const row = rowOf(rows, Math.max(chosen, 0));
+    const row = layout.rowOf(Math.max(chosen, 0));
     let next = chosen + (steps[event.key] ?? 0);
-    if (event.key === 'ArrowDown') next = rows[Math.min(row + 1, rows.length - 2)];
-    else if (event.key === 'ArrowUp') next = rows[Math.max(row - 1, 0)];
+    if (event.key === 'ArrowDown') next = layout.starts[Math.min(row + 1, layout.starts.length - 1)];
+    else if (event.key === 'ArrowUp') next = layout.starts[Math.max(row - 1, 0)];
     else if (event.key === 'Home' && event.ctrlKey) next = 0;
-    else if (event.key === 'End' && event.ctrlKey) next = texts.length - 1;
+    else if (event.key === 'End' && event.ctrlKey) next = t.ids.length - 1;
     else if (!(event.key in steps)) return;
     event.preventDefault();
-    next = Math.min(Math.max(next, 0), texts.length - 1);
-    setChosen(next);
-    show(next);
+    show(Math.min(Math.max(next, 0), t.ids.length - 1));
   };
   /** @param {any} event */
   const point = (event) => { if (event.target.dataset?.i) setChosen(Number(event.target.dataset.i)); };
-  const paper = useMemo(() => new TokenPaper(t, texts, rows, by), [t, texts, rows, by]);
-  useLayoutEffect(() => {
-    const element = /** @type {HTMLElement} */ (box.current);
-    const all = /** @type {HTMLElement} */ (element.querySelector('.all'));
-    const draw = () => paper.draw(all, element.scrollTop, element.clientHeight);
-    all.replaceChildren();
-    draw();
-    element.addEventListener('scroll', draw, { passive: true });
-    return () => element.removeEventListener('scroll', draw);
-  }, [paper]);
   useEffect(() => paper.choose(chosen), [paper, chosen]);
   return html`<div class="tokens" ref=${box} tabindex="0" role="application" aria-label="Tokens. Arrow keys move from token to token; the line below describes the token."
       onKeyDown=${key} onClick=${point} onMouseOver=${point}>
       <span class="probe" aria-hidden="true">00000000000000000000</span>
-      <div class="all" style=${{ height: `${(rows.length - 1) * ROW}px` }}></div>
+      <div class="all"></div>
     </div>
-    <p class="token-line" role="status" aria-live="polite">${chosen >= 0 ? describe(t, texts, chosen, turnAt(chosen), linkTo) : `${count(texts.length)} tokens. Point at one, or move with the arrow keys.`}</p>`;
+    <p class="token-line" role="status" aria-live="polite">${chosen >= 0 ? describe(t, layout.texts[chosen] ?? '', chosen, turnAt(chosen), linkTo) : `${count(t.ids.length)} tokens. Point at one, or move with the arrow keys.`}</p>`;
 }
 
 /** @param {any[]} turns @returns {(token: number) => number} number of the turn that sampled a token; 0: none */
@@ -108,10 +127,10 @@ function turnFinder(turns) {
   };
 }
 
-/** @param {import('./columns.js').Trajectory} t @param {string[]} texts @param {number} i @param {number} turn @param {(turn: number) => string} linkTo */
-function describe(t, texts, i, turn, linkTo) {
+/** @param {import('./columns.js').Trajectory} t @param {string} text @param {number} i @param {number} turn @param {(turn: number) => string} linkTo */
+function describe(t, text, i, turn, linkTo) {
   const sampled = t.mask[i] === 1;
-  return html`Index ${count(i)} of ${count(texts.length)} tokens, id ${t.ids[i]} <code>${tokenShape(texts[i])}</code> · ${sampled
+  return html`Index ${count(i)} of ${count(t.ids.length)} tokens, id ${t.ids[i]} <code>${tokenShape(text)}</code> · ${sampled
     ? html`sampled, logprob ${signed(t.logprobs[i])} (probability ${(Math.exp(t.logprobs[i]) * 100).toPrecision(3)} %), weights ${t.versions[t.version[i]] ?? 'not known'}`
     : 'not sampled'}${turn > 0 && html` · <a href=${linkTo(turn)}>turn ${turn}</a>`}`;
 }

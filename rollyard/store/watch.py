@@ -114,6 +114,11 @@ class Watch:
     def position(self) -> str:
         return str(self._position)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are changes after the position, of any kind."""
+        return self._feed.version > self._position
+
     def __aiter__(self) -> Watch:
         return self
 

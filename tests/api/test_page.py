@@ -158,7 +158,16 @@ async def test_a_history_becomes_spans_of_time(serving: Serve) -> None:
             ["queued", 2, 1, False], ["INIT", 1, 2, False], ["RUN", 5, 2, True],
         ]  # fmt: skip
         found = await page.tab.evaluate(
-            "import('/ui/token_rows.js').then(m => m.tokenTexts([1, 2, 3, 4, 5],"
-            " {texts: {1: 'a', 5: 'b'}, bytes: {2: 'e2', 3: '96', 4: '81'}}))"
+            "import('/ui/token_rows.js').then(({TokenLayout}) => {"
+            " const known = {texts: {1: 'a', 5: 'b'}, bytes: {2: 'e2', 3: '96', 4: '81', 6: '81e296', 7: 'ff'}};"
+            " const layout = new TokenLayout([1, 2, 3, 4, 5, 2, 3, 6, 4, 7, 1], known, [{start: 0}, {start: 4}], 3);"
+            " const steps = [];"
+            " while (!layout.whole) { layout.more(4); steps.push([layout.texts.length, layout.rows]); }"
+            " return [layout.texts, layout.starts, steps, layout.rowOf(7)]; })"
         )
-        assert found == ["a", "·", "·", "▁", "b"]
+        assert found == [
+            ["a", "·", "·", "▁", "b", "·", "·", "▁", "▁", "·", "a"],
+            [0, 3, 4, 7, 10],  # rows of three characters; the second segment begins a row
+            [[4, 1], [8, 3], [11, 5]],  # a piece at a time; the last row may still grow
+            3,
+        ]

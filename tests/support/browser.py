@@ -40,10 +40,12 @@ FLAGS = (
 
 
 class Tab:
-    """A page with cookies of its own, and all that went wrong in it."""
+    """A page, and all that went wrong in it."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Browser, session: str, cookies: str) -> None:
         self._browser, self._session = browser, session
+        self.cookies = cookies
+        """Id of the set of cookies."""
         self.faults: list[str] = []
         """Errors and warnings of the console, exceptions of scripts, and what the content security policy blocked."""
         self.requested: list[str] = []
@@ -147,13 +149,18 @@ class Browser:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._tabs: dict[str, Tab] = {}
+        self._awaited: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
-    async def tab(self, url: str = "about:blank", **look: Any) -> Tab:
-        """Open a tab with cookies of its own. `look`: as of `Tab.look`."""
-        context = (await self.call("Target.createBrowserContext"))["browserContextId"]
+    def event(self, method: str) -> asyncio.Future[dict[str, Any]]:
+        """Wait for the next event of the whole browser, and return its parameters."""
+        return self._awaited.setdefault(method, asyncio.get_running_loop().create_future())
+
+    async def tab(self, url: str = "about:blank", beside: Tab | None = None, **look: Any) -> Tab:
+        """Open a tab with cookies of its own, or with those of another tab. `look`: as of `Tab.look`."""
+        context = beside.cookies if beside else (await self.call("Target.createBrowserContext"))["browserContextId"]
         target = await self.call("Target.createTarget", url="about:blank", browserContextId=context)
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        tab = self._tabs[attached["sessionId"]] = Tab(self, attached["sessionId"])
+        tab = self._tabs[attached["sessionId"]] = Tab(self, attached["sessionId"], context)
         for domain in ("Page", "Runtime", "Log", "Network"):
             await tab.call(f"{domain}.enable")
         await tab.look(**look)
@@ -170,11 +177,12 @@ class Browser:
 
     async def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         async with asyncio.timeout(SECONDS):
-            answer = await self.post(method, session, **parameters)
+            answer: dict[str, Any] = await self.post(method, session, **parameters)
         if (error := answer.get("error")) is not None:
             gone = "context" in error["message"] or "navigated" in error["message"]
             raise ContextGone(error["message"]) if gone else AssertionError(f"{method}: {error['message']}")
-        return answer["result"]
+        result: dict[str, Any] = answer["result"]
+        return result
 
     async def read(self) -> None:
         """Pass on answers and events until Chromium ends."""
@@ -187,6 +195,8 @@ class Browser:
                         answer.set_result(message)
                 elif (tab := self._tabs.get(message.get("sessionId", ""))) is not None:
                     tab.note(message["method"], message["params"])
+                elif (awaited := self._awaited.pop(message["method"], None)) is not None:
+                    awaited.set_result(message["params"])
         for answer in self._answers.values():
             answer.cancel()
 
