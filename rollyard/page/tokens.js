@@ -74,7 +74,10 @@ function Grid({ t, known, by, turn, linkTo }) {
     const observer = new ResizeObserver(measure);
     observer.observe(element);
     element.addEventListener('scroll', draw, { passive: true });
-    return () => observer.disconnect();
+    return () => {
+      observer.disconnect();
+      element.removeEventListener('scroll', draw);
+    };
   }, []);
   useLayoutEffect(() => {
     box.current?.querySelector('.all')?.replaceChildren();
