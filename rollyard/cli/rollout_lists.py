@@ -67,9 +67,11 @@ class Moment(click.ParamType[float]):
             return named.timestamp()
         with contextlib.suppress(click.UsageError):
             return now.timestamp() - DURATION.convert(value, param, ctx)
-        today = f"{now.date()}T{value.strip()}" if re.fullmatch(r"\s*\d{1,2}:.*", value) else value
+        text = value.strip()
+        if re.fullmatch(r"\d{1,2}:.*", text):
+            text = f"{now.date()}T{text.rjust(len(text) + (text[1] == ':'), '0')}"
         try:
-            found = datetime.fromisoformat(today.strip())
+            found = datetime.fromisoformat(text)
         except ValueError:
             self.fail(
                 f"{value!r} is no time; write a duration before now such as 90s, 2h or 7d, a date such as 2026-11-30 or "

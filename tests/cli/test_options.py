@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
+
 import click
 import pytest
 
 from rollyard.cli.options import kind_and_names, named
 from rollyard.cli.parameter_types import DURATION
+from rollyard.cli.rollout_lists import MOMENT
 from rollyard.cli.weights import _parse_update
 from rollyard.core.errors import Invalid
 
@@ -22,6 +26,22 @@ def test_a_name_that_is_not_of_the_first_kind_is_neither_dropped_nor_looked_for_
     assert [key.name for key in named(("rp/a", "rolloutpools/b"), "default")] == ["a", "b"]
     with pytest.raises(click.UsageError, match=rf"rp/NAME.*not '{other}'"):
         kind_and_names(("rp/demo", other), "default")
+
+
+def test_a_moment_is_what_people_write() -> None:
+    now = time.time()
+    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    assert MOMENT.convert("2h", None, None) == pytest.approx(now - 7200, abs=60)
+    assert MOMENT.convert("3d", None, None) == pytest.approx(now - 3 * 86_400, abs=60)
+    assert MOMENT.convert("2026-11-30", None, None) == datetime(2026, 11, 30, tzinfo=UTC).timestamp()
+    assert MOMENT.convert("2026-11-30 14:00", None, None) == datetime(2026, 11, 30, 14, tzinfo=UTC).timestamp()
+    assert MOMENT.convert("2026-11-30T14:00+02:00", None, None) == datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
+    assert MOMENT.convert("0:30", None, None) - day in (1800, 1800 + 86_400), "midnight may pass"
+    assert MOMENT.convert("yesterday", None, None) + 86_400 - day in (0, 86_400)
+    assert MOMENT.convert("today", None, None) - day in (0, 86_400)
+    for wrong in ("last week", "25:00", "2026-13-01", "", "5 minutes"):
+        with pytest.raises(click.BadParameter, match=r"2h or 7d, a date such as 2026-11-30 .*`yesterday`"):
+            MOMENT.convert(wrong, None, None)
 
 
 def test_a_wrong_order_of_weights_is_told_without_the_words_of_a_library() -> None:

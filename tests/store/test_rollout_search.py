@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -38,9 +39,20 @@ def made(number: int, rng: random.Random) -> RolloutRecord:
         stage=Stage.EVAL if ended else Stage.INIT,
         reward=rng.choice([0.0, 0.5, 1.0]) if status.scored else None,
         error=RolloutError(reason=reason, message="m") if ended and not status.scored else None,
-        summary={**summary, "metrics": rng.choice([{}, {"suspicious": 1.0}])} if summary else {},
+        summary={**summary, "metrics": rng.choice([{}, {"suspicious": 1.0}]), **profile(rng)} if summary else {},
         finished_at=float(rng.randint(10, 20)) if ended else None,
     )
+
+
+def profile(rng: random.Random) -> dict[str, Any]:
+    """Part of a summary: tools with failed calls; of an older node agent there is none."""
+    used = [{"tool": tool, "calls": 2, "judged": 2, "failed": rng.randint(0, 1)} for tool in ("bash", 'a"b')]
+    return rng.choice([{}, {"profile": {}}, {"profile": {"by_tool": used}}, {"profile": {"by_tool": used[:1]}}])
+
+
+def failed(record: RolloutRecord, tool: str) -> bool:
+    used = record.summary.get("profile", {}).get("by_tool", [])
+    return any(one["tool"] == tool and one["failed"] for one in used)
 
 
 def matches(record: RolloutRecord, filter: RolloutFilter, search: RolloutSearch) -> bool:
@@ -55,6 +67,8 @@ def matches(record: RolloutRecord, filter: RolloutFilter, search: RolloutSearch)
         and (search.min_reward is None or (reward is not None and reward >= search.min_reward))
         and (search.max_reward is None or (reward is not None and reward <= search.max_reward))
         and record.id.startswith(search.prefix)
+        and (not search.failed_calls or bool(record.failed_calls))
+        and (search.failed_tool is None or failed(record, search.failed_tool))
         and set(filter.metadata) <= set(items(record.metadata))
         and (not filter.suspicious or (record.suspicious and bool(reward)))
         and (search.batch is None or record.group in ("g0", "g2"))
@@ -76,6 +90,8 @@ def conditions(rng: random.Random) -> tuple[RolloutFilter, RolloutSearch]:
         until=maybe(14.0, 18.0),
         min_reward=maybe(0.0, 0.5),
         max_reward=maybe(0.5),
+        failed_calls=maybe(True) or False,
+        failed_tool=maybe("bash", 'a"b', "none"),
         sort=maybe(*SortField),
         descending=rng.random() < 0.5,
     )
@@ -114,6 +130,13 @@ async def test_a_search_finds_what_matches_in_order(filled: tuple[Store, list[Ro
             wanted.sort(key=lambda record: (getattr(record, name), record.seq), reverse=search.descending)
         found = await store.rollouts.list_rollouts(filter)
         assert [record.id for record in found] == [record.id for record in wanted[: filter.limit]], filter
+        assert await store.rollouts.count(filter) == len(
+            [record for record in records if matches(record, filter, search)]
+        )
+        matching, newest = await store.rollouts.work(filter)
+        ended = [r for r in records if matches(r, filter, search) and r.status.terminal and r.mode != "check"]
+        assert (matching, len(newest)) == (len(ended), min(len(ended), filter.limit))
+        assert [json.loads(one.summary) for one in newest] == [r.summary for r in reversed(ended)][: filter.limit]
         found_some += bool(found)
     assert found_some > 100
     both = RolloutFilter("default", limit=4, search=RolloutSearch(kind="math"))

@@ -1,0 +1,145 @@
+"""The page and the command line answer the same questions with the same figures: a browser clicks, a command is run, and both
+are compared with the API. On the yard of the recorded training."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rollyard.client import AsyncClient
+from rollyard.client.kubeconfig import load_context
+from rollyard.page_proxy.recording import RECORDING, read, restore
+from tests.page_proxy.conftest import RunningProxy, start
+from tests.page_proxy.test_pages import sign_in
+from tests.support.browser import Browser, Tab
+from tests.support.yard import Yard, end
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
+KEPT = re.compile(r"tasks-g1?[0-9]\.[0-9]")
+"""Rollouts of the recording that suffice."""
+CELLS = """caption => [...document.querySelectorAll('table')].filter(table => table.caption?.textContent === caption)
+  .flatMap(table => [...table.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent)))"""
+MAIN = "document.querySelector('main').textContent"
+
+
+@pytest_asyncio.fixture(loop_scope="package", scope="module")
+async def recorded(tmp_path_factory: pytest.TempPathFactory, model_dir: Any) -> AsyncIterator[Yard]:
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    lines, began = read(RECORDING, made.folder / "model")
+    await restore(
+        [line for line in lines if line.table != "rollout" or KEPT.fullmatch(line.record["id"])], began, made.data
+    )
+    made.start()
+    yield made
+    await end(made)
+
+
+@pytest_asyncio.fixture(loop_scope="package", scope="module")
+async def opened(recorded: Yard, browser: Browser) -> AsyncIterator[tuple[RunningProxy, Tab, AsyncClient]]:
+    async with AsyncExitStack() as stack:
+        file = recorded.data / "admin.kubeconfig"
+        proxy = await start(load_context(file), stack)
+        client = await stack.enter_async_context(AsyncClient(kubeconfig=file))
+        yield proxy, await sign_in(proxy, browser), client
+
+
+async def cells(tab: Tab, caption: str) -> list[list[str]]:
+    """Rows of the table with this caption, once it is there."""
+    asked = f"({CELLS})({json.dumps(caption)})"
+    rows: list[list[str]] = await tab.until(f"{asked}.length ? {asked} : null")
+    return rows
+
+
+def number(text: str) -> float:
+    return float(text.replace("\u2009", ""))
+
+
+async def test_where_time_and_tokens_go(opened: tuple[RunningProxy, Tab, AsyncClient], recorded: Yard) -> None:
+    proxy, tab, client = opened
+    await tab.go(proxy.page + "#/trainings/tasks")
+    found = await client.profile(search={"prefix": "tasks-g"})
+    stages = await cells(tab, "Time by stage")
+    assert [row[0] for row in stages] == ["waiting", "INIT", "RUN", "EVAL"]
+    parts = {row[0]: number(row[2]) for row in await cells(tab, "Tokens by part")}
+    assert parts["first prompt"] == found.tokens.prompt > 0
+    assert parts["tool calls"] == found.tokens.calls > 0
+    assert sum(parts.values()) == sum(found.tokens.model_dump().values())
+    tools = {row[0]: [number(cell) for cell in row[1:3]] for row in await cells(tab, "Tools")}
+    assert tools == {row.tool: [row.calls, row.failed] for row in found.by_tool}
+    turns = await cells(tab, "Tokens by turn")
+    assert number(turns[0][1]) == found.bands[0].turns == found.rollouts
+    out, _ = await recorded.rollyard("rollouts", "profile", "--prefix", "tasks-g", "-o", "json")
+    assert json.loads(out) == found.model_dump(mode="json")
+
+    failing = next(row for row in found.by_tool if row.failed)
+    await tab.click(f"a[aria-label^='{failing.failed} failed calls of {failing.tool}']")
+    await tab.until(f"location.hash.includes('failed_tool=') && {MAIN}.includes('rollout')")
+    rows = await cells(tab, "Rollouts")
+    out, _ = await recorded.rollyard("rollouts", "list", "--failed-tool", failing.tool, "-o", "json")
+    assert {row[0] for row in rows} == {view["id"] for view in json.loads(out)}
+    assert sum(view["failed_calls"] for view in json.loads(out)) >= failing.failed
+    await tab.until(f"{MAIN}.includes('{len(rows)} rollout')")
+    await tab.click("main a[href^='#/rollouts/']")
+    await tab.until("[...document.querySelectorAll('.call .mark')].some(m => m.textContent.includes('failed'))")
+    assert tab.faults == []
+
+
+async def test_hardest_tasks_and_quartiles_of_a_training(
+    opened: tuple[RunningProxy, Tab, AsyncClient], recorded: Yard
+) -> None:
+    proxy, tab, client = opened
+    await tab.go(proxy.page + "#/trainings/tasks")
+    rows = await client.summarize("task", search={"prefix": "tasks-g"}, limit=2000)
+    never = {row.value for row in rows if row.scored and row.best_reward == 0}
+    assert never
+    assert {row[0] for row in await cells(tab, "Tasks that were never solved")} == never
+    out, _ = await recorded.rollyard("rollouts", "summary", "--by", "task", "--prefix", "tasks-g", "-o", "json")
+    assert {row["value"] for row in json.loads(out) if row["best_reward"] == 0} == never
+    batches = await client.batches(series="tasks")
+    steps = (await client.batch_history(batches[0].id, series=True)).steps
+    shares = sum(step.differing for step in steps) / sum(step.compared for step in steps)
+    await tab.until(f"{MAIN}.includes('Informative{shares:.0%}')")
+    assert all(step.reward_quartiles == sorted(step.reward_quartiles or []) for step in steps)
+    await tab.until("document.querySelector('.chart path.band')?.getAttribute('d').length > 20")
+    label = "document.querySelector('main .chart svg').getAttribute('aria-label')"
+    assert "median: last" in await tab.evaluate(label)
+    out, _ = await recorded.rollyard("batches", "steps", "tasks", "--series")
+    assert "QUARTILES" in out.splitlines()[0]
+
+
+async def test_usage_nodes_and_the_newest_batches(
+    opened: tuple[RunningProxy, Tab, AsyncClient], recorded: Yard
+) -> None:
+    proxy, tab, client = opened
+    await tab.go(proxy.page + "#/usage")
+    total = (await client.usage("default")).total
+    last = (await cells(tab, "Usage"))[-1]
+    assert last[0] == "Total"
+    assert [number(one) for one in last[5:7]] == [total.rollouts, total.scored]
+    assert number(last[9]) == total.sampled_tokens > 0
+    await tab.click("main a[href='#/usage?by=week']")
+    await tab.until(f"/^20\\d\\d-W/.test((({CELLS})('Usage')[0] ?? [''])[0])")
+
+    await tab.go(proxy.page + "#/allocations?hours=24")
+    (node,) = await cells(tab, "Nodes")
+    (known,) = await client.nodes(since=0.0)
+    assert (node[0], number(node[4])) == (known.node, known.rollouts)
+    out, _ = await recorded.rollyard("top", "nodes", "--since", "yesterday")
+    assert known.node in out
+
+    await tab.go(proxy.page + "#/batches")
+    means = [one.reward_mean for one in (await client.batches())[:10] if one.reward_mean is not None]
+    _, told = await recorded.rollyard("batches", "list", "--limit", "10")
+    assert f"mean of their mean rewards: {sum(means) / len(means):.3f}" in told
+    await tab.until(f"{MAIN}.includes('newest {len(means)}: {float(f'{sum(means) / len(means):.3g}'):g}')")
+    _, told = await recorded.rollyard("rollouts", "list", "--limit", "1")
+    assert told.startswith("1 of ")
+    await tab.go(proxy.page + "#/overview?hours=1")
+    await tab.until(f"{MAIN}.includes('None in this time.')")
+    assert tab.faults == []
