@@ -23,6 +23,7 @@ from rollyard.kinds.rollout import RolloutSums, RolloutView, Status
 from rollyard.kinds.schema.columns import age
 
 C = TypeVar("C", bound=Callable[..., Any])
+PROMPT_CHARS = 60
 STATUSES = [status.value for status in Status]
 SORTED = ("ended", "reward", "tokens", "turns", "seconds", "failed_calls")
 TABLE = ["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON", "AGE"]
@@ -283,7 +284,8 @@ async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form
         return
     named = by.rpartition(".")[2].upper()
     more = ["KIND", "BEST"] if by == "task" else []
-    header = [named, "ROLLOUTS", "SCORED", "MEAN REWARD", *more, "INFORMATIVE", "TOKENS", "SECONDS", "NEWEST"]
+    last = ["PROMPT"] if by == "task" else []
+    header = [named, "ROLLOUTS", "SCORED", "MEAN REWARD", *more, "INFORMATIVE", "TOKENS", "SECONDS", "NEWEST", *last]
     click.echo("\n".join(align([header, *(_summed(row, by) for row in rows)])))
 
 
@@ -293,4 +295,5 @@ def _summed(row: RolloutSums, by: str) -> list[str]:
     more = [row.kind, _text(row.best_reward)] if by == "task" else []
     counts = [str(row.rollouts), str(row.scored), mean, *more, share]
     unknown = "not known" if by == "task" else "-"
-    return [row.value or unknown, *counts, str(row.tokens), f"{row.seconds:.0f}", row.newest]
+    last = [printable_line(" ".join((row.prompt or "-").split()))[:PROMPT_CHARS]] if by == "task" else []
+    return [row.value or unknown, *counts, str(row.tokens), f"{row.seconds:.0f}", row.newest, *last]

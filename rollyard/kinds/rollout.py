@@ -408,6 +408,8 @@ class RolloutSums(WireModel):
     """Id of the rollout that was submitted last."""
     kind: str
     """A task kind of these rollouts; there may be others, unless the field is the task."""
+    prompt: str | None = None
+    """Beginning of the task's text, if the field is the task and at most 100 rows are asked for. Null: not known."""
 
 
 class RolloutSummary(WireModel):

@@ -40,7 +40,7 @@ function charts(read) {
   const chart = (title, lines, format = (v) => decimal(v), most = undefined) => html`<${Chart} key=${title} title=${title} x=${x} format=${format} most=${most}
     series=${read.flatMap((a, i) => Object.entries(lines).map(([name, of]) => ({ name: alone ? name : Object.keys(lines).length > 1 ? `${a.name} ${name}` : a.name, y: values(i, of) })))} />`;
   return [
-    html`<${Chart} key="reward" title="Reward of delivered groups, with quartiles" x=${x} series=${[
+    html`<${Chart} key="reward" title="Reward of delivered groups; shaded: the middle half" x=${x} series=${[
       ...read.map((a, i) => ({ name: alone ? 'mean' : a.name, y: values(i, (s) => s.reward_mean), low: values(i, (s) => s.reward_quartiles?.[1]), high: values(i, (s) => s.reward_quartiles?.[3]) })),
       ...(alone ? [{ name: 'median', y: values(0, (s) => s.reward_quartiles?.[2]) }] : [])]} />`,
     chart('Reward of all judged groups', { mean: (s) => s.judged_reward_mean }),

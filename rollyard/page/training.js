@@ -35,15 +35,16 @@ function One({ route }) {
   return html`<h1><span class="kind">Training</span> ${name}</h1>
     <${Loaded} of=${batches} what="batches of the training">${(/** @type {any} */ d) => (d.batches.length === 0
       ? html`<p class="empty">No batch of the series ${name} is stored in this namespace. A batch is deleted some time after it ended.</p>`
-      : html`${steps.data && html`<${Head} d=${d} sums=${sumsOf(steps.data.steps)} newest=${newest} namespace=${namespace} />`}
+      : html`${steps.data && html`<${Head} d=${d} sums=${sumsOf(steps.data.steps, d.batches)} newest=${newest} namespace=${namespace} />`}
         <${StepCharts} answers=${[{ name, answer: steps }]} />
         <${HardTasks} namespace=${namespace} of=${{ prefix: `${name}-g` }} />
         <section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2><${Profile} conditions=${{ namespace, prefix: `${name}-g` }} query=${{ ns: ns(namespace), prefix: `${name}-g` }} /></section>
         <${BatchesOf} batches=${d.batches} namespace=${namespace} />`)}<//>`;
 }
 
-/** Sums and means over training steps. @param {any[]} steps */
-export function sumsOf(steps) {
+/** Sums and means over training steps, and the mean time to target of batches. @param {any[]} steps @param {any[]} batches */
+export function sumsOf(steps, batches) {
+  const times = batches.map((b) => b.seconds_to_target).filter(known);
   const sum = (/** @type {(s: any) => number} */ of) => steps.reduce((n, s) => n + of(s), 0);
   /** @param {string} of @param {string} weight */
   const mean = (of, weight) => share(sum((s) => (s[of] ?? 0) * s[weight]), sum((s) => (known(s[of]) ? s[weight] : 0)));
@@ -52,7 +53,7 @@ export function sumsOf(steps) {
   return {
     steps: steps.length, delivered, low, high, other, wasted, tokens, faulty: sum((s) => s.faulty), reward: mean('judged_reward_mean', 'judged_rollouts'),
     informative: share(sum((s) => s.differing), sum((s) => s.compared)), wastedShare: share(wasted, wasted + tokens), staleness: mean('staleness_mean', 'groups'),
-    length: mean('tokens_mean', 'rollouts'), toolCalls: mean('tool_calls_mean', 'rollouts'), seconds: mean('seconds_mean', 'rollouts'),
+    toTarget: share(times.reduce((a, b) => a + b, 0), times.length), length: mean('tokens_mean', 'rollouts'), toolCalls: mean('tool_calls_mean', 'rollouts'), seconds: mean('seconds_mean', 'rollouts'),
     last: [...steps].reverse().find((s) => known(s.judged_reward_mean))?.judged_reward_mean,
   };
 }
@@ -62,7 +63,7 @@ const ROWS = [
   ['Training steps', (s) => count(s.steps)], ['Mean reward', (s) => decimal(s.reward)], ['Reward of the last step', (s) => decimal(s.last)], ['Informative', (s) => percent(s.informative)],
   ['Delivered groups', (s) => count(s.delivered)], ['Held back', (s) => `${count(s.low)} all low, ${count(s.high)} all high, ${count(s.other)} other`], ['Faulty', (s) => count(s.faulty)],
   ['Wasted tokens', (s) => `${count(s.wasted)} (${percent(s.wastedShare)})`], ['Staleness', (s) => decimal(s.staleness)],
-  ['Tokens of a rollout', (s) => count(s.length)], ['Tool calls of a rollout', (s) => decimal(s.toolCalls)], ['Time of a rollout', (s) => duration(s.seconds)],
+  ['Tokens of a rollout', (s) => count(s.length)], ['Tool calls of a rollout', (s) => decimal(s.toolCalls)], ['Time of a rollout', (s) => duration(s.seconds)], ['Time to target, mean', (s) => duration(s.toTarget)],
 ];
 
 /** @param {{d: any, sums: ReturnType<typeof sumsOf>, newest: any, namespace: string}} props */
@@ -91,6 +92,6 @@ function Two({ route }) {
   const [namespace, first, second] = [namespaceOf(route), route.path[1], route.path[2]];
   const found = [useTraining(namespace, first), useTraining(namespace, second)];
   return html`<${SideBySide} kind="trainings" title="Trainings" names=${[first, second]} namespace=${namespace} rows=${ROWS} steps=${found.map((t) => t.steps)}
-    of=${found.map((t) => ({ ...t.steps, data: t.steps.data && sumsOf(t.steps.data.steps), error: t.steps.error ?? t.batches.error }))}
+    of=${found.map((t) => ({ ...t.steps, data: t.steps.data && sumsOf(t.steps.data.steps, t.batches.data?.batches ?? []), error: t.steps.error ?? t.batches.error }))}
     none=${found.map((t) => t.batches.data?.batches.length === 0)} />`;
 }

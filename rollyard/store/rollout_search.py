@@ -31,6 +31,13 @@ _SORTED = {SortField.ENDED: "finished_at"}
 _TASK = "CASE WHEN mode = 'eval' AND task = '' THEN id ELSE task END"
 """Task of a rollout of a group. The rollouts of an evaluation have one group, which has several tasks; without the tasks'
 digests none of them can be compared."""
+PROMPTS = 100
+"""Greatest number of rows with the beginning of a task's text, which is read from the requests."""
+_TEXTS = ", ".join(
+    f"json_extract(body, '$.task.{name}')"
+    for name in ("problem", "problem_statement", "question", "instruction", "prompt")
+)
+_PROMPT = f"substr(coalesce({_TEXTS}, ''), 1, 200)"
 _INDEX = "rollouts INDEXED BY rollouts_searched"
 
 
@@ -75,14 +82,15 @@ def summarize(
         "max(reward) AS best, min(reward) AS worst, sum(tokens) AS tokens, sum(seconds) AS seconds, max(seq) AS newest, "
         f'min(task_kind) AS kind FROM {tables} WHERE {" AND ".join(where)} GROUP BY 1, coalesce("group", id), {_TASK}'
     )
+    prompt = f"(SELECT {_PROMPT} FROM requests WHERE seq = newest)" if by == "task" and limit <= PROMPTS else "NULL"
     order = "mean IS NULL, mean, rollouts DESC" if by == "task" else "rollouts DESC, value"
     query = (
         "SELECT value, rollouts, scored, mean, best, tokens, seconds, groups, informative, "
-        "(SELECT id FROM rollouts WHERE seq = newest), kind FROM (SELECT value, sum(rollouts) AS rollouts, "
+        f"(SELECT id FROM rollouts WHERE seq = newest), kind, {prompt} FROM (SELECT value, sum(rollouts) AS rollouts, "
         "sum(scored) AS scored, sum(rewards) / nullif(sum(scored), 0) AS mean, max(best) AS best, "
         "coalesce(sum(tokens), 0) AS tokens, coalesce(sum(seconds), 0.0) AS seconds, sum(scored > 1) AS groups, "
         f"sum(scored > 1 AND best > worst) AS informative, max(newest) AS newest, min(kind) AS kind FROM ({by_group}) "
-        f"GROUP BY value) ORDER BY {order} LIMIT ?"
+        f"GROUP BY value ORDER BY {order} LIMIT ?) ORDER BY {order}"
     )
     rows = db.execute(query, [*given, *values, CHECK, limit])
     return [RolloutSums(**dict(zip(RolloutSums.model_fields, row, strict=True))) for row in rows]

@@ -56,6 +56,24 @@ async def test_every_rollout_is_scored_and_says_where_its_time_went(ended: list[
         assert all(turn.tool_results for turn in t.turns[:-1])
 
 
+async def test_the_profile_has_the_turns_and_calls_of_the_trajectories(
+    served: tuple[Yard, AsyncClient], ended: list[Trajectory]
+) -> None:
+    yard, client = served
+    found, turns = await client.profile(search={"prefix": "shared"}), [turn for t in ended for turn in t.turns]
+    assert found.rollouts == found.profiled == found.matching == len(ended)
+    tokens = found.tokens
+    assert tokens.thoughts + tokens.calls + tokens.answers == sum(turn.response_length for turn in turns)
+    assert tokens.prompt == sum(t.turns[0].prompt_length for t in ended)
+    assert tokens.outputs > 0
+    assert sum(row.calls for row in found.by_tool) >= sum(len(turn.tool_calls) for turn in turns) > 0
+    assert sum(row.failed for row in found.by_tool) == sum(len(turn.failed_calls or []) for turn in turns)
+    assert sum(band.turns for band in found.bands) == len(turns)
+    assert found.model == pytest.approx(sum(turn.timings["model"] for turn in turns), abs=0.1)
+    out, _ = await yard.rollyard("rollouts", "profile", "--prefix", "shared")
+    assert f"{len(ended)} ended rollouts" in out
+
+
 async def test_node_agents_upload_columns(served: tuple[Yard, AsyncClient], ended: list[Trajectory]) -> None:
     store = served[0].data
     with contextlib.closing(sqlite3.connect(f"file:{store / 'rollyard.db'}?mode=ro", uri=True)) as db:
