@@ -56,7 +56,17 @@ FAMILIES = (
     changes, rollout_profile, rollouts, token_texts, batches, datasets, evaluations, usage, snapshots, forks, images,
     sessions, tokens, node, attach, engine, metrics, metric_history, page, saved_turns,
 )  # fmt: skip
-WITH_STATE = (listener, long_responses, objects, snapshots, submit_body, attach, datasets, weights_transfer)
+WITH_STATE = (
+    listener,
+    long_responses,
+    objects,
+    snapshots,
+    submit_body,
+    attach,
+    datasets,
+    evaluations,
+    weights_transfer,
+)
 """Modules that keep something in the application."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.error_status import validated
+from rollyard.api.evaluation_answers import EvaluationAnswers
 from rollyard.api.query_parameters import accepts, integer, namespace_of, number
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import BadRequest, NotFound
@@ -17,9 +18,11 @@ from rollyard.kinds.evaluation import FULL_REWARD, ROUNDING, EvaluatedTasks, Eva
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.server.evaluations.evaluation_view import comparison, evaluated_tasks, summary, view
 from rollyard.store.base import RolloutFilter
-from rollyard.store.evaluation_store import EvaluationResult, StoredEvaluation
+from rollyard.store.evaluation_store import EvaluationResult, EvaluationTally, StoredEvaluation
 
+R = TypeVar("R")
 DEFAULT_LISTED, MAX_LISTED = 100, 500
+_ANSWERS = web.AppKey("evaluation_answers", EvaluationAnswers)
 
 
 def routes() -> list[web.RouteDef]:
@@ -32,6 +35,10 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/evaluations/{name}/repeat", _repeat),
         web.delete("/v1/evaluations/{name}", _delete),
     ]
+
+
+def set_up(app: web.Application) -> None:
+    app[_ANSWERS] = EvaluationAnswers()
 
 
 @accepts("namespace")
@@ -62,17 +69,27 @@ async def _list(request: web.Request) -> web.Response:
 async def _get(request: web.Request) -> web.Response:
     """Read an evaluation with its statistics. `solved_at`: least reward of a solved task. `by`: `kind`, or a name of the tasks'
     metadata, whose values have statistics of their own."""
-    services, solved_at, by = request.app[SERVICES], _solved_at(request), request.query.get("by")
-    stored, results = await _with_results(services, _key(request))
-    tally = await services.store.evaluations.tally(stored)
-    return await _answer(lambda: view(stored, tally, results, solved_at, by))
+    services, key, solved_at, by = request.app[SERVICES], _key(request), _solved_at(request), request.query.get("by")
+    stored, tally = await _with_tally(services, key)
+    return await _answer(
+        request,
+        ("view", key, stored.created_at, tally, solved_at, by),
+        lambda: services.store.evaluations.results(key),
+        lambda results: view(stored, tally, results, solved_at, by),
+    )
 
 
 @accepts("namespace")
 async def _tasks(request: web.Request) -> web.Response:
     """Read an evaluation's results, task by task."""
-    stored, results = await _with_results(request.app[SERVICES], _key(request))
-    return await _answer(lambda: EvaluatedTasks(tasks=evaluated_tasks(stored.request, results)))
+    services, key = request.app[SERVICES], _key(request)
+    stored, tally = await _with_tally(services, key)
+    return await _answer(
+        request,
+        ("tasks", key, stored.created_at, tally),
+        lambda: services.store.evaluations.results(key),
+        lambda results: EvaluatedTasks(tasks=evaluated_tasks(stored.request, results)),
+    )
 
 
 @accepts("namespace", "with", "solved_at")
@@ -81,10 +98,18 @@ async def _comparison(request: web.Request) -> web.Response:
     services, other = request.app[SERVICES], request.query.get("with")
     if not other:
         raise BadRequest("name the evaluation to compare with: `with`")
-    solved_at = _solved_at(request)
-    first = await _with_results(services, _key(request))
-    second = await _with_results(services, EvaluationKey(namespace_of(request), other))
-    return await _answer(lambda: comparison(first, second, solved_at))
+    solved_at, keys = _solved_at(request), (_key(request), EvaluationKey(namespace_of(request), other))
+    (first, before), (second, after) = [await _with_tally(services, key) for key in keys]
+
+    async def read() -> list[list[EvaluationResult]]:
+        return [await services.store.evaluations.results(key) for key in keys]
+
+    return await _answer(
+        request,
+        ("comparison", keys, first.created_at, before, second.created_at, after, solved_at),
+        read,
+        lambda results: comparison((first, results[0]), (second, results[1]), solved_at),
+    )
 
 
 @accepts("namespace")
@@ -121,13 +146,15 @@ async def _find(services: Services, key: EvaluationKey) -> StoredEvaluation:
     return stored
 
 
-async def _with_results(services: Services, key: EvaluationKey) -> tuple[StoredEvaluation, list[EvaluationResult]]:
-    return await _find(services, key), await services.store.evaluations.results(key)
+async def _with_tally(services: Services, key: EvaluationKey) -> tuple[StoredEvaluation, EvaluationTally]:
+    stored = await _find(services, key)
+    return stored, await services.store.evaluations.tally(stored)
 
 
-async def _answer(made: Callable[[], WireModel]) -> web.Response:
-    """Make the answer in a thread, because statistics take time."""
-    text = await asyncio.to_thread(lambda: made().model_dump_json())
+async def _answer(
+    request: web.Request, key: object, read: Callable[[], Awaitable[R]], make: Callable[[R], WireModel]
+) -> web.Response:
+    text = await request.app[_ANSWERS].get(repr(key), read, make)
     return web.Response(text=text, content_type="application/json")
 
 

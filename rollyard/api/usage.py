@@ -29,7 +29,7 @@ async def _usage(request: web.Request) -> web.Response:
     if by not in USAGE_BY:
         raise BadRequest(f"by must be one of {', '.join(USAGE_BY)}, not {by[:40]!r}")
     now = services.clock.time()
-    hour = int(seconds(request, "since", max(0.0, now - DEFAULT_SECONDS)) // HOUR)
+    hour = int(min(seconds(request, "since", max(0.0, now - DEFAULT_SECONDS)), now + HOUR) // HOUR)
     objects, _ = await services.store.objects.list_objects(Allocation.__name__, namespace)
     live = [one for one in objects if isinstance(one, Allocation)]
     # Only now, so that no job that ends in between is missed.

@@ -27,7 +27,7 @@ class EndedAllocationTable:
 
     async def since(self, at: float, namespace: str | None = None, limit: int | None = None) -> list[EndedAllocation]:
         """Return the allocations that ended at this time or later (Unix seconds), newest first."""
-        return await self._readers.call(partial(since, at=at, namespace=namespace, limit=limit))
+        return await self._readers.call(partial(since, at=at, namespace=namespace, limit=limit), costly=True)
 
 
 def _add(ended: EndedAllocation, unit: WriteUnit) -> None:

@@ -94,14 +94,14 @@ class EvaluationStore:
 
     async def newest(self, namespace: str, limit: int) -> list[tuple[StoredEvaluation, EvaluationTally]]:
         """Return the newest evaluations, newest first."""
-        return await self._readers.call(partial(newest, namespace=namespace, limit=limit))
+        return await self._readers.call(partial(newest, namespace=namespace, limit=limit), costly=True)
 
     async def tally(self, stored: StoredEvaluation) -> EvaluationTally:
-        return await self._readers.call(partial(tally, stored=stored))
+        return await self._readers.call(partial(tally, stored=stored), costly=True)
 
     async def results(self, key: EvaluationKey) -> list[EvaluationResult]:
         """Return all results, in order of the tasks and the rollouts' ids."""
-        return await self._readers.call(partial(results, key=key))
+        return await self._readers.call(partial(results, key=key), costly=True)
 
     async def repeat_uncounted(self, key: EvaluationKey) -> int | None:
         """If all rollouts have ended, make room for others in the places of those that do not count; return their number.

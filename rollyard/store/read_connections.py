@@ -6,6 +6,7 @@ In the journal mode WAL, a slow query does not delay the writer. In other modes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 from collections.abc import Callable, Coroutine
@@ -29,14 +30,17 @@ class Readers:
         for connection in connections:
             self._free.put(connection)
         self._count = len(connections)
+        self._costly = asyncio.Semaphore(max(1, self._count // 2))
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="store-reader")
         self._closed = False
 
-    async def call(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a query in a thread. Raises Unavailable if the database cannot be read or is closed."""
+    async def call(self, query: Callable[[sqlite3.Connection], T], *, costly: bool = False) -> T:
+        """Run a query in a thread. `costly`: its time grows with the number of stored rows. Such queries get half of the
+        connections, so that many of them delay no others. Raises Unavailable if the database cannot be read or is closed."""
         if self._closed:
             raise Unavailable("the store is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)
+        async with self._costly if costly else contextlib.nullcontext():
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)
 
     def _run(self, query: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._free.get()
@@ -67,11 +71,13 @@ class ReadingStore(Generic[Q]):
         self.queries = queries
 
 
-def reading(query: Callable[Concatenate[Q, P], T]) -> Callable[Concatenate[ReadingStore[Q], P], Coroutine[Any, Any, T]]:
+def reading(
+    query: Callable[Concatenate[Q, P], T], *, costly: bool = False
+) -> Callable[Concatenate[ReadingStore[Q], P], Coroutine[Any, Any, T]]:
     """Return a method of a store that runs `query` in a thread, as `Readers.call` does."""
 
     @wraps(query)
     async def method(store: ReadingStore[Q], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await store.readers.call(lambda db: query(store.queries(db), *args, **kwargs))
+        return await store.readers.call(lambda db: query(store.queries(db), *args, **kwargs), costly=costly)
 
     return method

@@ -38,6 +38,7 @@ async def test_usage_has_the_jobs_and_the_rollouts_and_the_history_has_the_ended
         assert (await client.usage(since=now - 100 * 86400)).total.gpu_hours == pytest.approx(242.0, abs=0.01)
         assert (await client.usage("elsewhere")).rows == []
         assert [row.week is not None for row in (await client.usage(by="week", since=now - 60)).rows] == [True]
+        assert (await client.usage(since=1e300)).rows == [], "no time that the database cannot hold"
         with pytest.raises(BadRequest, match="by must be one of pool, namespace, week"):
             await client.usage(by="user")
 

@@ -7,7 +7,9 @@ return objects that equal everything. A control run shows this: a test that pass
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rollyard.tasks.swe.tree_difference import TreeDifference
@@ -26,6 +28,8 @@ _NEVER, _FAIL = b"object()", b'raise AssertionError("control")\n'
 SHORT_REPORTS = 'export PYTEST_ADDOPTS="${PYTEST_ADDOPTS-} --tb=no"\n'
 """Command before the script of a control run. Nearly all control tests fail, and pytest would take longer to describe the
 failures than to run the tests: 1.2 s for 211 tests that run in 0.4 s."""
+TRIES = 5
+_PARSING = threading.Lock()
 _Change = tuple[int, int, int, int, bytes]
 """Begin and end, each as a line and a column in bytes, and the new text."""
 
@@ -40,7 +44,7 @@ def control_tests(source: bytes) -> tuple[bytes, frozenset[str]]:
     """Return the file with tests that cannot pass, and the names of these tests. A comparison for equality gets a value that
     equals nothing. A test without such a comparison fails at its begin."""
     try:
-        tree = ast.parse(source)
+        tree = _parsed(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, frozenset()
     lines, names = source.splitlines(keepends=True), set()
@@ -59,6 +63,19 @@ def control_tests(source: bytes) -> tuple[bytes, frozenset[str]]:
         head, tail = lines[line - 1][:begin], lines[end_line - 1][end:]
         lines[line - 1 : end_line] = [head + text + tail]
     return b"".join(lines), frozenset(names)
+
+
+def _parsed(source: bytes) -> ast.Module:
+    """Do the same as `ast.parse`, in one thread at a time.
+
+    In Python 3.11 the threads of a process share one count of the depth. If two parse while the search for garbage runs Python
+    code, `ast.parse` raises SystemError for a source that is fine. Other code may parse without this lock, hence the retries.
+    """
+    with _PARSING:
+        for _ in range(TRIES):
+            with contextlib.suppress(SystemError):
+                return ast.parse(source)
+        return ast.parse(source)
 
 
 def controls_among(tests: Iterable[str], changed: Mapping[str, Collection[str]]) -> set[str]:

@@ -85,12 +85,18 @@ def test_the_p_value_equals_an_enumeration_of_all_signs_and_random_signs_come_ne
         if number % 10 == 0:
             with monkeypatch.context() as patch:
                 patch.setattr(statistics, "EXACT_DIFFERENCES", 0)
-                assert permutation_test(np.asarray(differences)) == pytest.approx(exact, abs=0.03)
+                for equal_values in (statistics.EQUAL_VALUES, 0):  # the signs, and the numbers of equal differences
+                    patch.setattr(statistics, "EQUAL_VALUES", equal_values)
+                    assert permutation_test(np.asarray(differences)) == pytest.approx(exact, abs=0.03)
 
 
 @pytest.mark.parametrize("count", SETS)
-def test_the_interval_holds_95_percent_of_all_resamples(count: int) -> None:
+@pytest.mark.parametrize("equal_values", [statistics.EQUAL_VALUES, 0], ids=["values", "numbers of equal values"])
+def test_the_interval_holds_95_percent_of_all_resamples(
+    count: int, equal_values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All resamples of five values are 3,125."""
+    monkeypatch.setattr(statistics, "EQUAL_VALUES", equal_values)
     made = random.Random(9)
     for _ in range(count):
         values = [made.choice((0.0, 0.25, 0.5, 0.75, 1.0, made.random())) for _ in range(made.randint(1, 5))]
@@ -108,6 +114,15 @@ def test_many_tasks_get_fewer_resamples_and_the_interval_of_the_normal_distribut
     found = task_means(values.tolist())
     assert found is not None
     error = 1.96 * 0.2 / 20_000**0.5
+    assert found.interval.low == pytest.approx(found.value - error, abs=error / 8)
+    assert found.interval.high == pytest.approx(found.value + error, abs=error / 8)
+
+
+def test_equal_values_give_nearly_the_same_numbers_and_take_a_moment() -> None:
+    values = np.random.default_rng(1).integers(0, 5, size=20_000) / 4
+    found = task_means(values.tolist())
+    assert found is not None
+    error = 1.96 * float(values.std()) / 20_000**0.5
     assert found.interval.low == pytest.approx(found.value - error, abs=error / 8)
     assert found.interval.high == pytest.approx(found.value + error, abs=error / 8)
 

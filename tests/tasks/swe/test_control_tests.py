@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 from rollyard.tasks.swe.control_tests import control_tests, controls_among
 
 TESTS = b'''import unittest
@@ -73,3 +78,18 @@ def test_tests_of_the_lists_are_found_by_module_and_name() -> None:
         "A.test",
     ]
     assert controls_among([*found, *others], {"test_a": {"test_equal"}, "test_c": {"test_other"}}) == {*found}
+
+
+def test_threads_get_the_same_as_one_while_garbage_is_searched() -> None:
+    """Python 3.11: a search for garbage that runs Python code in the middle of a parse lets another thread parse."""
+    source = b"def test_a():\n    assert f([1, {2: (3, [4])}]) == [5, (6,)]\n" * 80
+    before, expected, interval = gc.callbacks.copy(), control_tests(source), sys.getswitchinterval()
+    gc.callbacks.append(lambda *_: time.sleep(0))
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(control_tests, [source] * 8))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.callbacks[:] = before
+    assert found == [expected] * 8

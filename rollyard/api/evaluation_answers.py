@@ -1,0 +1,41 @@
+"""Answers about evaluations that take seconds and much memory if there are many tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from rollyard.kinds.base import WireModel
+
+R = TypeVar("R")
+MAX_KEPT, MAX_KEPT_CHARS = 32, 1 << 20
+"""Greatest number of answers that are kept, and the greatest length of such an answer."""
+
+
+class EvaluationAnswers:
+    """Makes one answer at a time, in a thread of its own: many callers delay each other, and nobody else. Answers are kept, so
+    that callers who ask again and again get the same one until the evaluation has more results."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "evaluations")
+        self._kept: OrderedDict[str, str] = OrderedDict()
+
+    async def get(self, key: str, read: Callable[[], Awaitable[R]], make: Callable[[R], WireModel]) -> str:
+        """Return the answer as JSON. `key`: everything that it follows from. `read`: reads the results; `make` makes the
+        answer."""
+        async with self._one:
+            if (kept := self._kept.get(key)) is None:
+                results = await read()
+                loop = asyncio.get_running_loop()
+                kept = await loop.run_in_executor(self._thread, lambda: make(results).model_dump_json())
+                if len(kept) <= MAX_KEPT_CHARS:
+                    self._kept[key] = kept
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return kept
