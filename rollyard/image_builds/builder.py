@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollyard.core.errors import ImageBuildFailed, ImageNotFound, ImageUnavailable
@@ -14,11 +15,12 @@ from rollyard.image_builds.dockerfile import BuildStage, Instruction
 from rollyard.image_builds.image_state import ImageState
 from rollyard.image_builds.image_state import digest as digest_of
 from rollyard.image_builds.site_network import PROXIES
-from rollyard.image_builds.tree_changes import Layer, Signatures, read_signatures, write_layer
+from rollyard.image_builds.tree_changes import KERNEL_FOLDERS, Layer, read_signatures, write_layer
 from rollyard.image_builds.variables import BadText, expand
 from rollyard.image_builds.work_root import WorkRoot
 from rollyard.images.base import ImageConfig
 from rollyard.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
+from rollyard.images.layer_stack import LayerStack
 from rollyard.images.named_image import named_image
 from rollyard.images.oci_manifest import machine
 from rollyard.kinds.values.image_reference import PathImage
@@ -142,14 +144,14 @@ class ImageBuild:
             self._parts.say(f"FROM {image.text}")
             if isinstance(image, PathImage) and image.kind == "folder":
                 root = Path(image.path)
-                return await self._base(root, "", self._folder_config(line, root))
+                return await self._base([root], "", self._folder_config(line, root))
             with await self._parts.images.get(image) as pinned:
-                return await self._base(pinned.root, pinned.digest, pinned.config)
+                return await self._base(pinned.layers, pinned.digest, pinned.config)
         except (ImageNotFound, ImageUnavailable) as error:
             raise self._file.at(line, f"{error}{self._hint(before, plain)}") from error
 
-    async def _base(self, root: Path, digest: str, config: ImageConfig) -> ImageState:
-        key, layer = await asyncio.to_thread(self._layer_of, root, digest)
+    async def _base(self, folders: Sequence[Path], digest: str, config: ImageConfig) -> ImageState:
+        key, layer = await asyncio.to_thread(self._layer_of, folders, digest)
         return ImageState.of_base(key, [] if layer is None else [layer], config)
 
     def _folder_config(self, line: int, root: Path) -> ImageConfig:
@@ -176,26 +178,36 @@ class ImageBuild:
         earlier = f"; the earlier stages are {', '.join(stages)}" if stages else ""
         return earlier + (_WITHOUT_REGISTRY if plain else "")
 
-    def _layer_of(self, root: Path, digest: str) -> tuple[str, Layer | None]:
-        """Return the key and the layer of an image. A folder has no digest; it is as before if no file in it has changed."""
-        signatures = None if digest else read_signatures(root, foreign=True)
-        key = digest_of(["image", digest if signatures is None else sorted(signatures.items())])
+    def _layer_of(self, folders: Sequence[Path], digest: str) -> tuple[str, Layer | None]:
+        """Return the key and the one layer of an image. `folders`: its unpacked layers, the topmost first. A folder has no
+        digest; it is as before if no file in it has changed."""
+        signatures = {} if digest else read_signatures(folders[0], foreign=True)
+        key = digest_of(["image", digest or sorted(signatures.items())])
         known = self._parts.store.find(key)
         if known is not None:
             return key, known.layer
-        layer = self._pack(root, signatures or read_signatures(root, foreign=True))
+        files = {path: os.path.join(folders[0], path) for path in signatures}
+        if digest:
+            files = {os.fsdecode(path): os.fsdecode(place) for path, place in LayerStack(folders).walk()}
+        layer = self._pack(folders[0], files)
         self._parts.store.keep(key, layer)
         return key, layer
 
-    def _pack(self, root: Path, signatures: Signatures) -> Layer | None:
-        paths = [path for path in signatures if path != CONFIG_FILE]
-        if not paths:
+    def _pack(self, root: Path, files: Mapping[str, str]) -> Layer | None:
+        wanted = {path: place for path, place in files.items() if path != CONFIG_FILE and not _is_of_kernel(path)}
+        if not wanted:
             return None
         growing = self._work / "base"
         try:
             with open(growing, "wb") as file:
-                layer = write_layer(root, paths, (), file)
+                layer = write_layer(wanted, (), file)
         except OSError as error:
             raise ImageBuildFailed(f"{root} cannot be read as an image: {error.strerror} ({error.filename})") from error
         self._parts.store.add(growing, layer)
         return layer
+
+
+def _is_of_kernel(path: str) -> bool:
+    """Return whether a file is in a folder whose content the kernel shows."""
+    above, _, below = path.partition("/")
+    return bool(below) and above in KERNEL_FOLDERS

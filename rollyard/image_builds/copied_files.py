@@ -23,7 +23,7 @@ from rollyard.image_builds.copied_mode import Mode
 from rollyard.image_builds.file_patterns import IgnoreRules, pattern
 from rollyard.image_builds.tree_changes import add_file
 from rollyard.images.archive_member import ArchiveMember
-from rollyard.images.path_in_root import path_in_root
+from rollyard.images.layer_stack import LayerStack
 
 MOST_UNPACKED = 16 << 30
 """Greatest size of what ADD takes from an archive. A small file may name any size."""
@@ -126,7 +126,7 @@ def host_tree(name: str, context: Path, folders: Sequence[Path]) -> tuple[CopyTr
 def resolve_in(root: str, path: str) -> str:
     """Return a path below `root` without symbolic links in it, relative to `root`. Parts that do not exist stay."""
     try:
-        return path_in_root(root, path)
+        return LayerStack([root]).real_path(path)
     except OSError:
         raise NoSuchFile(f"{path} is a loop of symbolic links: copy something else") from None
 

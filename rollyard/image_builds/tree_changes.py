@@ -91,8 +91,8 @@ def _parent_stays(path: str, after: Signatures) -> bool:
     return not above or (above in after and stat.S_ISDIR(after[above][0]))
 
 
-def write_layer(root: Path, changed: Sequence[str], deleted: Sequence[str], file: BinaryIO) -> Layer:
-    """Write a layer. All its files belong to root."""
+def write_layer(changed: Mapping[str, str], deleted: Sequence[str], file: BinaryIO) -> Layer:
+    """Write a layer. All its files belong to root. `changed`: path -> where the file lies on this machine."""
     packed = _Hashed(file)
     compressor = zstandard.ZstdCompressor(level=LEVEL, threads=THREADS)
     with compressor.stream_writer(cast(BinaryIO, packed), closefd=False) as writer:
@@ -101,8 +101,8 @@ def write_layer(root: Path, changed: Sequence[str], deleted: Sequence[str], file
             for path in deleted:
                 above, _, name = path.rpartition("/")
                 archive.addfile(tarfile.TarInfo(f"{above}/{_WHITEOUT}{name}" if above else f"{_WHITEOUT}{name}"))
-            for path in changed:
-                add_file(archive, os.path.join(root, path), path)
+            for path, source in changed.items():
+                add_file(archive, source, path)
     return Layer(packed.digest, plain.digest, packed.length)
 
 

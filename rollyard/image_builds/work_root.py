@@ -90,7 +90,7 @@ async def unpack(store: LayerStore, layers: Sequence[Layer], root: Path, room: F
 
 def _write(root: Path, changed: Sequence[str], deleted: Sequence[str], growing: Path) -> Layer:
     with open(growing, "wb") as file:
-        layer = write_layer(root, changed, deleted, file)
+        layer = write_layer({path: os.path.join(root, path) for path in changed}, deleted, file)
         file.flush()
         os.fsync(file.fileno())
         return layer

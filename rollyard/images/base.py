@@ -1,4 +1,4 @@
-"""Configuration of an image, and the interface of the places that images come from."""
+"""Configuration of an image, and limits and errors of filling the cache with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rollyard.core.errors import ImageUnavailable
 
@@ -55,28 +55,8 @@ class FillRoom:
     lock_fd: int
     """Descriptor of the lock of this image. A child process that writes into the cache inherits it, so that no other
     process fills the same folder while the child lives."""
-
-
-class ImageSource(Protocol):
-    """A place from which one image comes."""
-
-    @property
-    def name(self) -> str:
-        """Normal form of the image's name, for errors."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether the shared tier keeps a copy. False for files that lie on a shared file system anyway."""
-
-    async def key(self) -> str:
-        """Return `sha256:` and 64 hexadecimal digits that stand for the content that `fill` gives on this machine.
-        Raises ImageUnavailable."""
-
-    def known(self) -> str | None:
-        """Return what `key` would return; None if a registry would be asked, or a file read."""
-
-    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
-        """Make `root` in `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable."""
+    layer_fds: tuple[int, ...] = ()
+    """Descriptors of the locks of the layers that are filled."""
 
 
 def too_big(image: str, limit_bytes: int) -> ImageUnavailable:

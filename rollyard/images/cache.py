@@ -12,15 +12,18 @@ from typing import TypeVar
 
 from rollyard.core.aio import end_tasks
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
-from rollyard.images.base import DiskFull, FillRoom, ImageSource
+from rollyard.images.base import DiskFull, FillRoom
 from rollyard.images.built_images import mark_used
-from rollyard.images.cache_folder import CacheEntry, CacheFolder, bytes_on_disk
+from rollyard.images.cache_folder import CacheEntry, CacheFolder
 from rollyard.images.cache_room import CacheRoom
+from rollyard.images.image_source import ImageSource
 from rollyard.images.image_sources import ImageSources
 from rollyard.images.locks import FileLock, try_lock, wait_for_lock_unless
-from rollyard.images.pinned_image import AboutImage, PinnedImage, count_names
+from rollyard.images.pinned_image import AboutImage, PinnedImage
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.settings import CacheSettings
+from rollyard.images.tree_size import bytes_on_disk, count_names
+from rollyard.images.unpacked_layers import HeldLayers, UnpackedLayer
 from rollyard.kinds.values.image_reference import BuiltImage, ImageReference, RegistryImage
 
 log = logging.getLogger(__name__)
@@ -158,10 +161,10 @@ class ImageCache:
         with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
             if lock is not None:
                 stack.callback(lock.release)
-                if (about := AboutImage.read(entry)) is not None:
+                if (about := self._about(entry)) is not None:
                     os.utime(entry)
                     stack.pop_all()
-                    return PinnedImage(name, key, entry, about, lock)
+                    return PinnedImage(name, key, entry, self._folder.layers.folder, about, lock)
         return None
 
     async def _filled(self, source: ImageSource, key: str) -> None:
@@ -173,13 +176,11 @@ class ImageCache:
 
     async def _fill(self, source: ImageSource, key: str) -> None:
         entry = self._folder.entry(key)
-        lock = await wait_for_lock_unless(
-            self._folder.lock_path(entry.name), lambda: AboutImage.read(entry) is not None
-        )
+        lock = await wait_for_lock_unless(self._folder.lock_path(entry.name), lambda: self._about(entry) is not None)
         if lock is None:
             return
         try:
-            if AboutImage.read(entry) is not None:
+            if self._about(entry) is not None:
                 return
             await asyncio.to_thread(self._folder.discard, entry)  # it may be damaged
             await self.room.wait(source.name)
@@ -195,19 +196,30 @@ class ImageCache:
         growing.mkdir()
         growing.chmod(0o755)
         try:
-            room, size = FillRoom(self._settings.cache_bytes, lock.fd), None
-            tier = await asyncio.to_thread(self._sources.tier) if source.shared else None
-            if tier is not None:
-                config, size = await tier.fill(source, key, growing, room)
-            else:
-                config = await source.fill(growing, room)
-            if size is None:
-                size = await asyncio.to_thread(bytes_on_disk, growing)
-            names = await asyncio.to_thread(count_names, growing / "root")
-            AboutImage(source.name, entry.name, size, names, config).write(growing)
-            await self.room.wait(source.name, size, lambda: growing.rename(entry))
+            room = FillRoom(self._settings.cache_bytes, lock.fd)
+            with HeldLayers(self._folder.layers) as held:
+                tier = await asyncio.to_thread(self._sources.tier) if source.shared else None
+                if tier is not None:
+                    filled = await tier.fill(source, key, growing, room)
+                else:
+                    filled = await source.fill(growing, room, held)
+                layers = filled.layers or [await asyncio.to_thread(_own_layer, growing, filled.bytes)]
+                AboutImage(source.name, entry.name, filled.config, layers).write(growing)
+                coming = {one.name or entry.name: one.bytes for one in layers}
+                await self.room.wait(source.name, coming, lambda: growing.rename(entry))
         finally:
             await asyncio.to_thread(self._folder.discard, growing)
+
+    def _about(self, entry: Path) -> AboutImage | None:
+        """Return what is noted about an image; None if it, or one of its layers, is missing or damaged."""
+        about = AboutImage.read(entry)
+        return about if about is not None and about.has_layers(self._folder.layers.folder) else None
+
+
+def _own_layer(folder: Path, size: int | None) -> UnpackedLayer:
+    """Return the folder `root` of an image as its only layer."""
+    root = folder / "root"
+    return UnpackedLayer("", bytes_on_disk(root) if size is None else size, count_names(root), whole=True)
 
 
 def _forget(tasks: dict[str, asyncio.Task[T]], key: str, done: asyncio.Task[T]) -> None:

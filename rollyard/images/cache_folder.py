@@ -1,9 +1,13 @@
 """The folder of a node's cache of images: what lies where, and how it is deleted. All node agents of a node share it.
 
-`entries` has an unpacked image for each digest, complete or absent; `filling` has the ones that are being made; `blobs` has
-downloaded layers; `names` which digest each name meant; `locks` one lock file for each image and blob; `rubbish` what is
-being deleted. Who fills or deletes an image holds its lock exclusively. Who pins an image shares its lock. The kernel
-releases the locks of dead processes.
+`layers` has unpacked layers (`unpacked_layers.py`); `entries` has an image for each digest, complete or absent: the names of
+its layers, or a root file system of its own; `filling` has the layers and images that are being made; `blobs` has downloaded
+layers; `names` which digest each name meant; `locks` one lock file for each image, layer and blob; `rubbish` what is being
+deleted. Who fills or deletes an image holds its lock exclusively. Who pins an image shares its lock. The kernel releases the
+locks of dead processes.
+
+A layer stays as long as an image names it. So an image is deleted before its layers, and appears after them; a crash between
+the two leaves layers that no image names, which are deleted like blobs.
 
 Files of an image keep its modes, also 0777. So the folders above them are closed to other users of the node.
 """
@@ -11,10 +15,11 @@ Files of an image keep its modes, also 0777. So the folders above them are close
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollyard.host.removed_folder import remove
@@ -22,6 +27,7 @@ from rollyard.host.sandbox_account import close_to_others
 from rollyard.images.blob_store import BlobStore, file_name
 from rollyard.images.locks import try_lock
 from rollyard.images.pinned_image import AboutImage
+from rollyard.images.unpacked_layers import UnpackedLayer, UnpackedLayers
 
 _WRITE_SECONDS = 3600.0
 """Age at which a hidden file is left over from a dead process."""
@@ -38,11 +44,16 @@ class CachedBlob:
 
 @dataclass(frozen=True)
 class CacheEntry(CachedBlob):
-    """One image of the cache."""
+    """One image of the cache. `bytes`: those of all its layers."""
 
     name: str
     """Name under which it was first asked for."""
     digest: str
+    layers: Mapping[str, int]
+    """Name of a layer -> its bytes; the image's own name, for what is in its own folder."""
+    shared_bytes: int = 0
+    """Bytes of layers that further images of the cache have."""
+    damaged: bool = False
 
     @property
     def pinned(self) -> bool:
@@ -54,10 +65,13 @@ class CacheFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.blobs = BlobStore(path / "blobs", path / "locks")
+        self.layers = UnpackedLayers(
+            path / "layers", path / "filling", path / "locks", self.discard, self._is_layer_used
+        )
 
     def make(self) -> None:
         """Make the folders that are missing, and close all to other users. Raises OSError."""
-        for name in ("", "entries", "filling", "blobs", "names", "locks", "rubbish"):
+        for name in ("", "entries", "layers", "filling", "blobs", "names", "locks", "rubbish"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
             close_to_others(self.path / name)
 
@@ -77,10 +91,48 @@ class CacheFolder:
         for path in _inside(self.path / "entries"):
             with contextlib.suppress(FileNotFoundError):
                 about, used = AboutImage.read(path), path.stat().st_mtime
-                name, size = ("(damaged)", 0) if about is None else (about.name, about.bytes)
-                digest = path.name.replace("-", ":", 1)
-                found.append(CacheEntry(path, self.lock_path(path.name), size, used, name, digest))
+                name, listed = ("(damaged)", ()) if about is None else (about.name, about.layers)
+                layers = {one.name or path.name: one.bytes for one in listed}
+                size, digest = sum(layers.values()), path.name.replace("-", ":", 1)
+                lock = self.lock_path(path.name)
+                found.append(CacheEntry(path, lock, size, used, name, digest, layers, damaged=about is None))
+        users = Counter(name for one in found for name in one.layers)
+        for number, one in enumerate(found):
+            shared = sum(size for name, size in one.layers.items() if users[name] > 1)
+            found[number] = replace(one, shared_bytes=shared)
         return sorted(found, key=lambda one: one.last_used)
+
+    def unnamed_layers(self) -> list[CachedBlob]:
+        """Return the layers that no image names, the least recently used first. Some of them may be of images that are being
+        made."""
+        found, named = [], {name for one in self.entries() for name in one.layers}
+        for path in _inside(self.path / "layers"):
+            if path.name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    layer, used = UnpackedLayer.read(path), path.stat().st_mtime
+                    found.append(CachedBlob(path, self.layers.lock_path(path.name), layer.bytes if layer else 0, used))
+        return sorted(found, key=lambda one: one.last_used)
+
+    def delete_layers(self, layers: Sequence[CachedBlob]) -> int:
+        """Delete the layers that no image names now and that nobody needs who makes one. Return the number of freed bytes."""
+        with contextlib.ExitStack() as stack:
+            locked = []
+            for one in layers:
+                if (lock := try_lock(one.lock_path, shared=False)) is not None:
+                    stack.callback(lock.release_and_delete)
+                    locked.append(one)
+            # Nobody can make an image with a locked layer now. An image that somebody uses may have lost its list of layers.
+            images = self.entries() if locked else []
+            if any(one.damaged and one.pinned for one in images):
+                return 0
+            named = {name for one in images for name in one.layers}
+            unnamed = [one for one in locked if one.path.name not in named]
+            for one in unnamed:
+                self.discard(one.path)
+            return sum(one.bytes for one in unnamed)
+
+    def _is_layer_used(self, name: str) -> bool:
+        return any(one.pinned for one in self.entries() if name in one.layers)
 
     def cached_blobs(self) -> list[CachedBlob]:
         """Return the blobs, the least recently used first. A small blob that is being written has a hidden name."""
@@ -138,15 +190,3 @@ def _is_locked(path: Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is None
-
-
-def bytes_on_disk(folder: Path) -> int:
-    """Return the size of a folder with all that is in it. A file with several names counts once."""
-    total, seen = 0, set()
-    for above, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            info = os.lstat(os.path.join(above, name))
-            if info.st_nlink == 1 or info.st_ino not in seen:
-                total += info.st_blocks * 512
-                seen.add(info.st_ino)
-    return total

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageUnavailable
@@ -29,29 +30,31 @@ class CacheRoom:
 
     def half_is_free(self) -> bool:
         """Whether the images in use take less than half of the cache."""
-        return sum(one.bytes for one in self._folder.entries() if one.pinned) * 2 < self._limit
+        return _bytes_of(one for one in self._folder.entries() if one.pinned) * 2 < self._limit
 
     async def prune(self, before: float) -> int:
-        """Delete the images and blobs that nobody uses or has used since `before`, in seconds since the epoch. Return the
-        number of freed bytes."""
+        """Delete the images, layers and blobs that nobody uses or has used since `before`, in seconds since the epoch. Return
+        the number of freed bytes."""
         async with self._evicting:
-            return await asyncio.to_thread(lambda: self._delete(one for one in self._all() if one.last_used < before))
+            return await asyncio.to_thread(self._prune, before)
 
     async def delete(self, entries: Sequence[CacheEntry]) -> int:
         """Delete images that nobody uses. Return the number of freed bytes."""
         async with self._evicting:
-            return await asyncio.to_thread(self._delete, entries)
+            return await asyncio.to_thread(self._delete_images, entries)
 
     async def shrink(self, beside: int = 0) -> int:
         """Delete the least recently used blobs and images until they are within the bound with `beside` bytes more, as far as
         nobody uses them. Return the number of freed bytes."""
-        before = await asyncio.to_thread(self._bytes)
-        await self.make(coming=beside)
-        return before - await asyncio.to_thread(self._bytes)
+        before = await asyncio.to_thread(self.bytes)
+        await self.make(coming={"": beside})
+        return before - await asyncio.to_thread(self.bytes)
 
-    async def wait(self, name: str, coming: int = 0, enter: Callable[[], object] = lambda: None) -> None:
-        """Wait until an image of `coming` bytes fits beside the images in use; then call `enter`. Meanwhile no other process
-        enters an image. Raises ImageUnavailable."""
+    async def wait(
+        self, name: str, coming: Mapping[str, int] = MappingProxyType({}), enter: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait until an image with the layers `coming`, name -> bytes, fits beside the images in use; then call `enter`.
+        Meanwhile no other process enters an image. Raises ImageUnavailable."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + ROOM_SECONDS
         while True:
@@ -69,34 +72,61 @@ class CacheRoom:
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def make(self, keep: Path | None = None, coming: int = 0) -> bool:
-        """Delete the least recently used blobs, then images other than `keep`, until the cache is within its bound with
-        `coming` bytes more. Return whether its images are; blobs that are being unpacked do not count."""
+    async def make(self, keep: Path | None = None, coming: Mapping[str, int] = MappingProxyType({})) -> bool:
+        """Delete the least recently used blobs and layers without an image, then images other than `keep`, until the cache is
+        within its bound with the layers `coming` too. Return whether its images are; what is being made does not count."""
         async with self._evicting:
             return await asyncio.to_thread(self._evict, keep, coming)
 
-    def _evict(self, keep: Path | None, coming: int) -> bool:
-        blobs, images = self._folder.cached_blobs(), self._folder.entries()
-        left = sum(one.bytes for one in images) + coming
-        total = left + sum(one.bytes for one in blobs)
+    def bytes(self) -> int:
+        """Return the bytes of the cache. A layer of several images counts once."""
+        rest = (*self._folder.cached_blobs(), *self._folder.unnamed_layers())
+        return _bytes_of(self._folder.entries()) + sum(one.bytes for one in rest)
+
+    def _evict(self, keep: Path | None, coming: Mapping[str, int]) -> bool:
+        blobs, images, unnamed = self._folder.cached_blobs(), self._folder.entries(), self._folder.unnamed_layers()
+        coming_bytes, left = sum(coming.values()), _bytes_of(images, coming)
+        unnamed = [one for one in unnamed if one.path.name not in coming]
+        total = left + sum(one.bytes for one in (*blobs, *unnamed))
         for blob in blobs:
             if total <= self._limit:
                 return True
             total -= self._delete([blob])
+        if total > self._limit:
+            self._folder.delete_layers(unnamed)
+        stay = list(images)
         for image in images:
             if left <= self._limit:
-                return True
+                break
             if image.path != keep and self._folder.delete(image):
                 log.info("deleted %s from the cache of images: %d bytes", image.name, image.bytes)
-                left -= image.bytes
-        return left <= self._limit or left == coming > 0
+                stay.remove(image)
+                left = _bytes_of(stay, coming)
+        if len(stay) < len(images):
+            self._folder.delete_layers(self._folder.unnamed_layers())
+        return left <= self._limit or left == coming_bytes > 0
+
+    def _prune(self, before: float) -> int:
+        images = [one for one in self._folder.entries() if one.last_used < before]
+        freed = self._delete(one for one in self._folder.cached_blobs() if one.last_used < before)
+        freed += self._delete_images(images)
+        return freed + self._folder.delete_layers(
+            [one for one in self._folder.unnamed_layers() if one.last_used < before]
+        )
+
+    def _delete_images(self, images: Iterable[CacheEntry]) -> int:
+        """Delete images, and the layers that no other image names. Return the number of freed bytes."""
+        deleted = [one for one in images if self._folder.delete(one)]
+        named = {name for one in deleted for name in one.layers}
+        own = sum(one.layers.get(one.path.name, 0) for one in deleted)
+        layers = [one for one in self._folder.unnamed_layers() if one.path.name in named]
+        return own + self._folder.delete_layers(layers)
 
     def _delete(self, unused: Iterable[CachedBlob]) -> int:
         """Return the number of freed bytes."""
         return sum(one.bytes for one in unused if self._folder.delete(one))
 
-    def _all(self) -> list[CachedBlob]:
-        return [*self._folder.cached_blobs(), *self._folder.entries()]
 
-    def _bytes(self) -> int:
-        return sum(one.bytes for one in self._all())
+def _bytes_of(images: Iterable[CacheEntry], more: Mapping[str, int] = MappingProxyType({})) -> int:
+    """Return the bytes of images, and of the layers `more`, each layer once."""
+    return sum({**more, **{name: size for one in images for name, size in one.layers.items()}}.values())

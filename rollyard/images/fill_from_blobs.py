@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rollyard.images.base import FillRoom, ImageConfig, too_big
+from rollyard.images.base import FillRoom, too_big
 from rollyard.images.blob_store import BlobOrigin, BlobStore
+from rollyard.images.image_source import FilledImage
 from rollyard.images.oci_manifest import BadManifest, Manifest, parse_json, read_config
 from rollyard.images.unpack import BrokenLayer, unpack_layers
+from rollyard.images.unpacked_layers import HeldLayers, UnpackedLayer, layer_names
 
 
 async def fill_from_blobs(
-    name: str, manifest: Manifest, origin: BlobOrigin, blobs: BlobStore, folder: Path, room: FillRoom
-) -> ImageConfig:
-    """Fetch the blobs that are missing, and unpack the layers into `root` in `folder`. Raises ImageUnavailable, DiskFull and
-    BadManifest."""
+    name: str,
+    manifest: Manifest,
+    origin: BlobOrigin,
+    blobs: BlobStore,
+    folder: Path,
+    room: FillRoom,
+    layers: HeldLayers | None,
+) -> FilledImage:
+    """Fetch the blobs that are missing, and complete the image's `layers`. Without `layers`, unpack it into `root` in
+    `folder`. Raises ImageUnavailable, DiskFull and BadManifest."""
     if sum(layer.size for layer in manifest.layers) > room.limit_bytes:  # before anything is downloaded
         raise too_big(name, room.limit_bytes)
+    digests = [layer.digest for layer in manifest.layers]
     with ExitStack() as pins:
+
+        async def fetch(numbers: Sequence[int]) -> Sequence[Path]:
+            return await blobs.fetch(origin, [manifest.layers[number] for number in numbers], pins)
+
         await blobs.fetch(origin, [manifest.config], pins)
         config = read_config(parse_json(blobs.read(manifest.config.digest) or b""))
-        layers = await blobs.fetch(origin, manifest.layers, pins)
+        complete = list[UnpackedLayer]()
         try:
-            await unpack_layers(name, layers, folder / "root", room)
+            if layers is not None and digests:
+                complete = await layers.complete(name, layer_names(digests), fetch, room)
+            else:
+                await unpack_layers(name, await fetch(range(len(digests))), folder / "root", room)
         except BrokenLayer as error:
-            broken = manifest.layers[error.number].digest
             raise BadManifest(
-                f"its layer {broken} cannot be unpacked, {error}: build and push the image again"
+                f"its layer {digests[error.number]} cannot be unpacked, {error}: build and push the image again"
             ) from None
-    return config
+    return FilledImage(config, complete)

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from rollyard.core.errors import ImageNotFound
-from rollyard.images.base import ImageSource
 from rollyard.images.blob_store import BlobStore
 from rollyard.images.built_images import BuiltImages
+from rollyard.images.image_source import ImageSource
 from rollyard.images.layout_source import LayoutSource, place_of, place_of_built
 from rollyard.images.registry_health import RegistryHealth
 from rollyard.images.registry_source import RegistrySource

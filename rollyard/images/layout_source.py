@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from rollyard.core.errors import ImageUnavailable
-from rollyard.images.base import DiskFull, FillRoom, ImageConfig, too_big
+from rollyard.images.base import DiskFull, FillRoom, too_big
 from rollyard.images.blob_store import BlobStore
 from rollyard.images.fill_from_blobs import fill_from_blobs
 from rollyard.images.image_file import ImageFile
+from rollyard.images.image_source import FilledImage
 from rollyard.images.layer_chunks import layer_chunks
 from rollyard.images.layer_unpacker import TooBig
 from rollyard.images.layout_files import LayoutFiles, layout_files
@@ -23,6 +24,7 @@ from rollyard.images.layouts import BuiltLayout, DockerArchive, Layout, OciLayou
 from rollyard.images.oci_manifest import BadManifest, Descriptor, parse_json, read_manifest
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.tar_stream import BrokenArchive
+from rollyard.images.unpacked_layers import HeldLayers
 from rollyard.kinds.values.image_reference import BuiltImage, LayoutImage
 
 _CHUNK = 1 << 20
@@ -91,18 +93,19 @@ class LayoutSource:
     def known(self) -> str | None:
         return self._file.known()
 
-    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
         identity, self._left = self._file.identity(), room.limit_bytes
         data = await asyncio.to_thread(self._read, _manifest)
         try:
-            config = await fill_from_blobs(self.name, read_manifest(parse_json(data)), self, self._blobs, folder, room)
+            manifest = read_manifest(parse_json(data))
+            filled = await fill_from_blobs(self.name, manifest, self, self._blobs, folder, room, layers)
         except TooBig:
             raise too_big(self.name, room.limit_bytes) from None
         except BadManifest as error:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None
         self._file.check_unchanged(identity)
-        return config
+        return filled
 
     async def blob(self, blob: Descriptor, path: Path) -> None:
         def copy(layout: Layout) -> None:

@@ -9,9 +9,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rollyard.core.errors import ImageUnavailable
-from rollyard.images.base import FillRoom, ImageConfig
+from rollyard.images.base import FillRoom
 from rollyard.images.blob_store import BlobStore
 from rollyard.images.fill_from_blobs import fill_from_blobs
+from rollyard.images.image_source import FilledImage
 from rollyard.images.oci_manifest import (
     BadManifest,
     Manifest,
@@ -25,6 +26,7 @@ from rollyard.images.registry_health import RegistryHealth
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.settings import CacheSettings
 from rollyard.images.shared_lease import shared_lease
+from rollyard.images.unpacked_layers import HeldLayers
 from rollyard.kinds.values.image_reference import RegistryImage
 
 log = logging.getLogger(__name__)
@@ -107,11 +109,12 @@ class RegistrySource:
             log.warning("the shared folder %s cannot be used: %s", lease.parent, error.strerror)
             return await self._resolve()
 
-    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
         try:
             async with self._client() as client:
-                return await fill_from_blobs(self.name, await self._manifest(client), client, self._blobs, folder, room)
+                manifest = await self._manifest(client)
+                return await fill_from_blobs(self.name, manifest, client, self._blobs, folder, room, layers)
         except BadManifest as error:
             raise self._unusable(str(error)) from None
 

@@ -22,8 +22,9 @@ from rollyard.core.lagging_files import LAG_POLL_SECONDS, LAG_SECONDS
 from rollyard.core.regular_file import open_regular
 from rollyard.host.removed_folder import remove
 from rollyard.images import flat_image
-from rollyard.images.base import FillRoom, ImageConfig, ImageSource
+from rollyard.images.base import FillRoom, ImageConfig
 from rollyard.images.blob_store import file_name
+from rollyard.images.image_source import FilledImage, ImageSource
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.shared_lease import shared_lease
 from rollyard.images.unpack import BrokenLayer, run_child, unpack_flat
@@ -56,9 +57,8 @@ class SharedTier:
         for made in (self._folder, self.names):
             made.mkdir(parents=True, exist_ok=True)
 
-    async def fill(self, source: ImageSource, key: str, folder: Path, room: FillRoom) -> tuple[ImageConfig, int | None]:
-        """Make `root` in `folder`, from this tier or else from the source. Return also the bytes on disk, if the tier knows
-        them. Raises as `ImageSource.fill`."""
+    async def fill(self, source: ImageSource, key: str, folder: Path, room: FillRoom) -> FilledImage:
+        """Make `root` in `folder`, from this tier or else from the source. Raises as `ImageSource.fill`."""
         path = self._path(key)
         try:
             while True:
@@ -66,17 +66,16 @@ class SharedTier:
                     return found
                 async with shared_lease(path.with_suffix(".lease"), path.exists) as held:
                     if held and not path.exists():
-                        config = await source.fill(folder, room)
-                        await self._publish(source.name, path, folder / "root", config, room)
-                        return config, None
+                        filled = await source.fill(folder, room)
+                        await self._publish(source.name, path, folder / "root", filled.config, room)
+                        return filled
         except OSError as error:
             log.warning("the shared folder %s cannot be used: %s", self._folder, error.strerror)
             await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
-            return await source.fill(folder, room), None
+            return await source.fill(folder, room)
 
-    async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> tuple[ImageConfig, int] | None:
-        """Return the configuration of the unpacked image and its bytes on disk; None if the file was damaged, and is
-        deleted."""
+    async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> FilledImage | None:
+        """Unpack the image; return None if the file was damaged, and is deleted."""
         with contextlib.suppress(OSError):
             os.utime(path)  # for `prune`, which spares what is being read
         try:
@@ -89,7 +88,7 @@ class SharedTier:
             await asyncio.to_thread(remove, path)
             await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
             return None
-        return config, size
+        return FilledImage(config, bytes=size)
 
     async def _publish(self, name: str, path: Path, root: Path, config: ImageConfig, room: FillRoom) -> None:
         growing = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -14,9 +14,11 @@ from rollyard.host.find_apptainer import apptainer_programs
 from rollyard.host.node_cache import node_cache
 from rollyard.images.base import FillRoom, ImageConfig, too_big
 from rollyard.images.image_file import ImageFile
+from rollyard.images.image_source import FilledImage
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.sif_header import UnusableFile, squashfs_offset
 from rollyard.images.unpack import unpack_squashfs
+from rollyard.images.unpacked_layers import HeldLayers
 from rollyard.kinds.values.image_reference import PathImage
 
 _FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -42,7 +44,7 @@ class SquashfsSource:
     def known(self) -> str | None:
         return self._file.known()
 
-    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
         identity, offset = self._file.identity(), await asyncio.to_thread(self._offset)
         program, path = self._unpacker()
@@ -51,7 +53,7 @@ class SquashfsSource:
         config = ImageConfig(env=env)
         if config.fault is not None:
             raise ImageUnavailable(self.name, f"{config.fault}: build the image again", permanent=True)
-        return config
+        return FilledImage(config)
 
     def _digest(self) -> str:
         self._offset()

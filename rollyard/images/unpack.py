@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,32 @@ async def unpack_layers(image: str, layers: Sequence[Path], root: Path, room: Fi
     """
     job = {"layers": [str(layer) for layer in layers], "root": str(root)}
     await _unpack("rollyard.images.unpack_main", job, image, root, room)
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """One layer of an image."""
+
+    root: Path
+    """Folder in which its files are, or are to be."""
+    whole: bool
+    """Whether it begins with links to all files of the layers below."""
+    file: Path | None = None
+    """gzip, zstd or plain tar file, if it is to be unpacked."""
+    bytes: int = 0
+    """Bytes on disk, if it is unpacked."""
+
+
+async def unpack_differences(image: str, layers: Sequence[LayerJob], room: FillRoom) -> list[dict[str, Any]]:
+    """Unpack layers, the lowest first, each into the new folder `root` of its own. Return the values `bytes`, `names` and
+    `whole` of each that was unpacked (`unpacked_layers.py`). Raises as `unpack_layers`."""
+    job = [{**asdict(one), "root": str(one.root), "file": one.file and str(one.file)} for one in layers]
+    for one in layers:
+        if one.file is not None:
+            _make_root(one.root, sandbox_account())
+    result = await _unpacked("rollyard.images.unpack_main", {"differences": job}, image, room, layers[-1].root)
+    made: list[dict[str, Any]] = result["made"]
+    return made
 
 
 async def unpack_flat(image: str, file: Path, root: Path, room: FillRoom) -> int:
@@ -65,6 +92,10 @@ async def unpack_squashfs(
 
 async def _unpack(module: str, job: dict[str, Any], image: str, root: Path, room: FillRoom) -> dict[str, Any]:
     _make_root(root, sandbox_account())
+    return await _unpacked(module, job, image, room, root)
+
+
+async def _unpacked(module: str, job: dict[str, Any], image: str, room: FillRoom, root: Path) -> dict[str, Any]:
     result = await _run_as_account(module, job, image, root, room)
     if "broken" in result:
         raise BrokenLayer(result["broken"], result["why"])
@@ -93,7 +124,7 @@ async def run_child(module: str, job: dict[str, Any], room: FillRoom) -> dict[st
     """Run a module with a job, and return the object that it prints. The process is killed if this call is cancelled."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, json.dumps(job), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, pass_fds=[room.lock_fd],
+        stderr=asyncio.subprocess.PIPE, pass_fds=[room.lock_fd, *room.layer_fds],
     )  # fmt: skip
     try:
         async with asyncio.timeout(UNPACK_SECONDS):

@@ -107,10 +107,11 @@ class EditResult:
 
 @dataclass(frozen=True)
 class Root:
-    """The root file system of a sandbox, as a folder on this machine. A sandbox can change all of it, and the changes are
+    """The root file system of a sandbox, as folders on this machine. A sandbox can change all of it, and the changes are
     discarded when the sandbox ends."""
 
-    folder: Path
+    layers: Sequence[Path]
+    """Folders that together are the image (`images/layer_stack.py`), the topmost first. No two of them are one."""
     own: str
     """Place of our Python. Programs find it as `OWN`, of which a part may be a symbolic link in the image."""
     folders: Mapping[str, int]

@@ -57,7 +57,7 @@ def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:
 def _probe(runtime: Runtime, cache: Path) -> str | None:
     """Return None if the runtime can run /usr/bin/true in the default image, else the error."""
     root = default_root(cache)
-    launch = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.folder, ["/usr/bin/true"])
+    launch = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.layers[0], ["/usr/bin/true"])
     try:
         done = run_alone(launch, LAUNCH_ENVIRONMENT, PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:

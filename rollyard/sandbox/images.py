@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.images.base import ImageConfig
 from rollyard.images.cache import ImageCache
-from rollyard.images.folder_config import BadFolderConfig, read_folder_config
-from rollyard.images.path_in_root import path_in_root
+from rollyard.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
+from rollyard.images.layer_stack import LayerStack
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import FORMS, ImageReference, PathImage
@@ -87,7 +88,7 @@ class Images:
             return PinnedRoot(await asyncio.to_thread(self.folder_root, image), identity=identity)
         local = await self.cache.get(image) if pinned is None else pinned.again()
         try:
-            return PinnedRoot(_configured(self._root_of_folder(local.root), local.config), local)
+            return PinnedRoot(_configured(self._root_of(local.layers), local.config), local)
         except BaseException as error:
             local.release()
             if isinstance(error, _NoRoot | BadFolderConfig):
@@ -119,16 +120,17 @@ class Images:
                 )
             if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
                 raise _NoRoot(f"{folder} has neither usr nor bin, so it is not a root file system; {_IMAGE_FORMS}")
-            return self._root_of_folder(folder)
+            return self._root_of([folder])
         except (_NoRoot, BadFolderConfig) as error:
             raise ImageUnavailable(name, str(error), permanent=True) from None
 
-    def _root_of_folder(self, folder: Path) -> Root:
-        if not sandbox_account().can_reach(folder):
+    def _root_of(self, layers: Sequence[Path]) -> Root:
+        if not sandbox_account().can_reach(layers[0]):
             raise _NoRoot(
-                f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
+                f"the user of the sandboxes cannot read {layers[0]}: allow it to read this folder and the folders above"
             )
-        return _configured(_plain_root(folder), read_folder_config(folder))
+        config = next((one for one in layers if os.path.lexists(one / CONFIG_FILE)), layers[0])
+        return _configured(_plain_root(layers), read_folder_config(config))
 
 
 def is_in_place(image: ImageReference) -> bool:
@@ -152,34 +154,35 @@ def default_root(cache: Path) -> Root:
     folder = build_once(cache / "-".join(("skeleton-4", *map(os.path.basename, java))), _make_skeleton)
     binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
     binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache", *java) if os.path.exists(path)]
-    return replace(_plain_root(folder), binds=tuple(binds), user="agent")
+    return replace(_plain_root([folder]), binds=tuple(binds), user="agent")
 
 
 def _configured(root: Root, config: ImageConfig) -> Root:
     return replace(root, env=config.env, workdir=config.workdir, user=config.user or root.user)
 
 
-def _plain_root(folder: Path) -> Root:
-    """Return the root of a folder. Raises _NoRoot."""
-    own = _place(folder, OWN)
+def _plain_root(layers: Sequence[Path]) -> Root:
+    """Return the root that folders make up, the topmost first. Raises _NoRoot."""
+    files = LayerStack(layers)
+    own = _place(files, OWN)
     folders = {own: 0o755, "proc": 0o755, "dev": 0o755}
     for path, mode in _FOLDERS.items():
         with contextlib.suppress(_NoRoot):  # an image may have a file there
-            folders[_place(folder, path)] = mode
-    return Root(folder, own, folders)
+            folders[_place(files, path)] = mode
+    return Root(layers, own, folders)
 
 
-def _place(folder: Path, path: str) -> str:
+def _place(files: LayerStack, path: str) -> str:
     """Return where a folder of a sandbox lies in its root, without symbolic links. Raises _NoRoot."""
     try:
-        place = path_in_root(os.fspath(folder), path)
+        place = files.real_path(path)
     except OSError:
-        raise _NoRoot(f"{path} in {folder} is a loop of symbolic links: make it a folder, or delete it") from None
+        raise _NoRoot(f"its {path} is a loop of symbolic links: make it a folder, or delete it") from None
     parts = place.split("/")
     for count in range(1, len(parts) + 1):
-        above = folder.joinpath(*parts[:count])
-        if above.exists() and not above.is_dir():
-            raise _NoRoot(f"{above} is not a folder, and a sandbox needs a folder there: delete it")
+        above = files.find(os.fsencode("/".join(parts[:count])))
+        if above is not None and not os.path.isdir(above):
+            raise _NoRoot(f"{os.fsdecode(above)} is not a folder, and a sandbox needs a folder there: delete it")
     return place
 
 

@@ -42,7 +42,7 @@ class RootMount:
         devices = [(source, name.removeprefix("/dev/")) for source, name in node_binds(gpus)]
         return WritableRoot(
             str(self.place),
-            str(root.folder),
+            list(map(str, root.layers)),
             root.folders,
             limits.disk_bytes,
             limits.files,
@@ -76,7 +76,7 @@ def find_root_mount(cache: Path, env: Mapping[str, str]) -> RootMount:
 
 def _refusal(mount: RootMount, image: Path, env: Mapping[str, str]) -> str:
     """Return why a folder of an image cannot be removed; empty if it can."""
-    root = mount.of(Root(image, "own", {"own": 0o755}), _LIMITS)
+    root = mount.of(Root([image], "own", {"own": 0o755}), _LIMITS)
     try:
         done = run_alone(Launch(["rm", "-r", f"{mount.place}/root/folder"], root), env, _SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:

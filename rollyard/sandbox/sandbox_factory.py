@@ -111,7 +111,7 @@ class SandboxFactory:
             )
         except OSError as error:  # the runtime makes its own files again if somebody has deleted them
             raise SandboxStartFailed(f"{error.filename or self._cache} cannot be made: {error.strerror}") from None
-        folders = own / sys.platlibdir, root.folder
+        folders = own / sys.platlibdir, *root.layers
         files = await asyncio.to_thread(lambda: [(path, folder_identity(path)) for path in folders])
         sandbox_id = secrets.token_hex(6)
         try:

@@ -18,7 +18,7 @@ from examples.tiny_policy.families import sample_math
 from rollyard.client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.host.node_cache import node_cache
-from rollyard.images.cache_folder import bytes_on_disk
+from rollyard.images.tree_size import bytes_on_disk
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.kinds.task import Task
 from rollyard.sandbox.bundled_python import own_python

@@ -25,6 +25,7 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.image_builds.conftest import Builder
+from tests.support.image_files import place
 from tests.support.image_registry import Pusher, digest, running_registry
 from tests.support.open_python import open_python
 from tests.support.small_roots import debian_archive
@@ -263,8 +264,8 @@ async def test_a_registry_takes_the_image_and_a_node_pulls_it(builder: Builder) 
         pusher.manifest("built", "v1", manifest)
         cache = ImageCache(builder.folder / "other-cache")
         with await cache.get(parse_image(f"docker://{host}/built:v1")) as local:
-            assert (local.root / "file").read_text() == "x\n"
-            assert not (local.root / "bin/ls").is_symlink()
+            assert place(local, "file").read_text() == "x\n"
+            assert not place(local, "bin/ls").is_symlink()
             assert local.config.env == {"A": "b"}
         root = await builder.root(f"FROM {host}/built:v1\nRUN echo y >> file\n")
         assert (root / "file").read_text() == "x\ny\n"

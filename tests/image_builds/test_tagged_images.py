@@ -17,6 +17,7 @@ from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import normal_form, parse_image
 from tests.image_builds.conftest import Builder
+from tests.support.image_files import place
 
 
 def made(builder: Builder, text: str, *words: str) -> str:
@@ -29,7 +30,7 @@ def made(builder: Builder, text: str, *words: str) -> str:
 
 async def number(cache: ImageCache, name: str) -> str:
     with await cache.get(parse_image(name)) as image:
-        return (image.root / "usr/number").read_text()
+        return place(image, "usr/number").read_text()
 
 
 async def test_a_tagged_image_is_found_by_its_name(builder: Builder, open_folder: Path) -> None:

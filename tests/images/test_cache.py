@@ -25,6 +25,7 @@ from rollyard.images.cache import ImageCache
 from rollyard.images.cache_folder import CacheFolder
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import parse_image
+from tests.support.image_files import names, place
 from tests.support.image_registry import BASE, Front, Pusher, digest, gz, tar
 
 _PULL = """
@@ -35,7 +36,7 @@ from rollyard.kinds.values.image_reference import parse_image
 
 async def main():
     image = await ImageCache(Path(sys.argv[1])).get(parse_image(sys.argv[2]))
-    print(image.digest, (image.root / "etc/name").exists(), flush=True)
+    print(image.digest, image.files.find(b"etc/name") is not None, flush=True)
     sys.stdin.read()
 
 asyncio.run(main())
@@ -83,7 +84,7 @@ async def test_an_image_is_had_at_once_although_the_process_that_filled_it_keeps
     name = f"docker://{front.host}/cache/kept:v1"
     first, second = ImageCache(open_folder / "cache"), ImageCache(open_folder / "cache")
     images = await asyncio.wait_for(asyncio.gather(first.get(parse_image(name)), second.get(parse_image(name))), 60)
-    assert images[0].root == images[1].root
+    assert images[0].layers == images[1].layers
     for image in images:
         image.release()
 
@@ -98,7 +99,7 @@ async def test_a_cancelled_caller_does_not_end_the_pull(registry: Pusher, front:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     with await cache.get(parse_image(name)) as image:
-        assert (image.root / "big").exists()
+        assert place(image, "big").exists()
     assert front.count(digest(layer)) == 1
 
 
@@ -115,7 +116,7 @@ async def test_a_filler_killed_while_it_downloads(registry: Pusher, front: Front
         process.kill()
     assert os.listdir(folder / "entries") == []
     with await ImageCache(folder).get(parse_image(name)) as image:
-        assert (image.root / "big").stat().st_size == 1 << 20
+        assert place(image, "big").stat().st_size == 1 << 20
     assert os.listdir(folder / "filling") == []
 
 
@@ -130,7 +131,7 @@ async def test_a_filler_killed_while_it_unpacks(registry: Pusher, open_folder: P
         process.kill()
         other = ImageCache(folder)  # while the process that unpacks may still live
         with await other.get(parse_image(name)) as image:
-            assert len(os.listdir(image.root)) == 5002
+            assert len(names(image)) == 5002
     assert os.listdir(folder / "filling") == []
     assert os.listdir(folder / "rubbish") == []
 
@@ -150,7 +151,7 @@ async def test_a_pull_that_is_cancelled_while_it_unpacks_leaves_nothing(registry
     left = {place: os.listdir(folder / place) for place in ("entries", "filling", "rubbish")}
     assert left == {"entries": [], "filling": [], "rubbish": []}
     with await ImageCache(folder).get(parse_image(name)) as image:
-        assert len(os.listdir(image.root)) == 5002
+        assert len(names(image)) == 5002
 
 
 async def test_leftovers_of_dead_processes_are_deleted(open_folder: Path) -> None:
@@ -181,7 +182,7 @@ async def test_the_bound_deletes_the_least_recently_used_that_nobody_pins(
         os.utime(entry.path, (1000 + number, 1000 + number))
         assert sum(entry.bytes for entry in cache.entries()) <= 3 << 20
     assert {entry.name for entry in cache.entries()} == {names[0], names[3]}
-    assert (held.root / "big").exists()
+    assert place(held, "big").exists()
     other = ImageCache(folder, CacheSettings(cache_bytes=1 << 20))
     with (
         await cache.get(parse_image(names[3])),
@@ -234,15 +235,15 @@ async def test_what_a_crash_of_the_machine_left_empty_is_made_again(registry: Pu
     registry.image("cache/crash", "v1", [BASE, gz(tar(("file", b"text")))])
     name = f"docker://{registry.host}/cache/crash:v1"
     await cache.prefetch(parse_image(name))
+    with await cache.get(parse_image(name)) as image:
+        place(image, "file").write_bytes(b"")
     (entry,) = cache.entries()
-    folder = entry.path
-    (folder / "image.json").write_bytes(b"")
-    (folder / "root/file").write_bytes(b"")
-    for blob in (folder.parents[1] / "blobs").iterdir():
-        blob.write_bytes(b"")
+    folder = entry.path.parents[1]
+    for damaged in (entry.path / "image.json", *folder.glob("layers/*/layer.json"), *(folder / "blobs").iterdir()):
+        damaged.write_bytes(b"")
     assert [one.name for one in cache.entries()] == ["(damaged)"]
     with await cache.get(parse_image(name)) as image:
-        assert (image.root / "file").read_bytes() == b"text"
+        assert place(image, "file").read_bytes() == b"text"
     assert cache.entries() == [dataclasses.replace(entry, last_used=cache.entries()[0].last_used)]
 
 
@@ -253,13 +254,13 @@ async def test_files_that_somebody_deletes_are_noticed_and_the_image_is_made_aga
     name = f"docker://{registry.host}/cache/cleaned:v1"
     with await cache.get(parse_image(name)) as image:
         image.check_files()
-        (image.root / "old/file").unlink()
+        place(image, "old/file").unlink()
         with pytest.raises(ImageUnavailable, match="1 of its files and folders were deleted from the node's cache"):
             image.check_files()
         with pytest.raises(ImageUnavailable, match="was deleted from the node's cache while rollouts used it"):
             image.check()
     with await cache.get(parse_image(name)) as image:
-        assert (image.root / "old/file").read_bytes() == b"text"
+        assert place(image, "old/file").read_bytes() == b"text"
         image.check_files()
 
 
@@ -267,7 +268,7 @@ async def test_a_cache_that_somebody_empties_is_filled_again(registry: Pusher, c
     registry.image("cache/emptied", "v1")
     name = f"docker://{registry.host}/cache/emptied:v1"
     with await cache.get(parse_image(name)) as image:
-        remove_folder(image.root.parents[2])
+        remove_folder(image.layers[0].parents[2])
         with pytest.raises(ImageUnavailable, match="was deleted from the node's cache while rollouts used it"):
             image.check()
     with await cache.get(parse_image(name)) as image:
@@ -296,14 +297,14 @@ async def test_no_other_user_of_the_node_reaches_an_image(registry: Pusher, open
     )
     image, folder = f"docker://{registry.host}/closed:v1", open_folder / "image-cache"
     with await ImageCache(folder).get(parse_image(image)) as held:
-        script = held.root / "app/run.sh"
+        script = place(held, "app/run.sh")
         assert stat.S_IMODE(script.stat().st_mode) == 0o777
-        for opened in (folder, folder / "entries"):
+        for opened in (folder, folder / "layers"):
             opened.chmod(0o755)
         assert _others_can(script)
         ImageCache(folder)
         assert not _others_can(script)
-        assert sandbox_account().can_reach(held.root)
+        assert sandbox_account().can_reach(held.layers[0])
 
 
 def _others_can(path: Path) -> bool:

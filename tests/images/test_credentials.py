@@ -16,6 +16,7 @@ from rollyard.core.errors import ImageUnavailable
 from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import parse_image
+from tests.support.image_files import names, place
 from tests.support.image_registry import Front, Pusher, gz, running_registry, tar
 
 SECRET = "s3cr3t-word"
@@ -56,7 +57,7 @@ async def test_basic_authentication(
     file = _file(open_folder, {"auths": {f"https://{private.host}" if form == "url" else private.host: entry}})
     cache = ImageCache(open_folder / "cache", CacheSettings(credentials_file=file))
     with await cache.get(parse_image(f"docker://{private.host}/team/one:v1")) as image:
-        assert (image.root / "etc/name").exists()
+        assert place(image, "etc/name").exists()
     assert SECRET not in caplog.text
 
 
@@ -125,7 +126,7 @@ async def test_token_authentication(tokens: TokenRegistry, open_folder: Path, pr
     file = _file(open_folder, {"auths": {tokens.front.host: {"auth": BASIC}}}) if private else None
     cache = ImageCache(open_folder / "cache", CacheSettings(credentials_file=file))
     with await cache.get(parse_image(f"docker://{tokens.front.host}/open/one:v1")) as image:
-        assert (image.root / "etc/name").exists()
+        assert place(image, "etc/name").exists()
     assert set(tokens.tokens) == {(f"Basic {BASIC}" if private else None, "repository:open/one:pull")}
     assert os.listdir(open_folder / "cache/filling") == []
 
@@ -136,7 +137,7 @@ async def test_a_token_that_expires_during_a_pull_is_replaced(tokens: TokenRegis
     Pusher(tokens.front.registry).image("open/one", "many", layers)
     cache = ImageCache(open_folder / "cache")
     with await cache.get(parse_image(f"docker://{tokens.front.host}/open/one:many")) as image:
-        assert len(os.listdir(image.root)) == 6
+        assert len(names(image)) == 6
     assert len(tokens.tokens) == 2
 
 
@@ -145,7 +146,7 @@ async def test_a_token_does_not_follow_a_redirect_to_another_host(
 ) -> None:
     tokens.front.faults.append(("blobs", f"to {front.host}", 1000))
     with await ImageCache(open_folder / "cache").get(parse_image(f"docker://{tokens.front.host}/open/one:v1")) as image:
-        assert (image.root / "etc/name").exists()
+        assert place(image, "etc/name").exists()
     assert front.count("blobs") == 2
     assert set(front.authorizations) == {None}
 

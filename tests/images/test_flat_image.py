@@ -13,7 +13,6 @@ import zstandard
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.base import FillRoom
-from rollyard.images.cache_folder import bytes_on_disk
 from rollyard.images.flat_image import (
     BrokenFlatImage,
     FlatIndex,
@@ -25,6 +24,7 @@ from rollyard.images.flat_image import (
     skippable,
 )
 from rollyard.images.flat_packer import pack
+from rollyard.images.tree_size import bytes_on_disk
 from rollyard.images.unpack import BrokenLayer, unpack_flat
 
 

@@ -18,8 +18,8 @@ import pytest
 from rollyard.core.errors import ImageUnavailable
 from rollyard.host.removed_folder import remove_folder
 from rollyard.images.cache import ImageCache
-from rollyard.images.cache_folder import bytes_on_disk
 from rollyard.images.settings import CacheSettings
+from rollyard.images.tree_size import bytes_on_disk
 from rollyard.kinds.values.image_reference import parse_image
 from tests.images import test_local_files
 from tests.images.test_local_files import LayoutMaker, docker_archive
@@ -60,7 +60,7 @@ def squash(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path
 
 
 def _left(folder: Path) -> list[str]:
-    return [path.name for name in ("entries", "filling", "rubbish") for path in (folder / name).iterdir()]
+    return [path.name for name in ("entries", "layers", "filling", "rubbish") for path in (folder / name).iterdir()]
 
 
 @pytest.mark.parametrize("depth", [1500, 5000])

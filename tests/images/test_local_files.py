@@ -27,6 +27,7 @@ from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.find_runtime import find_runtime
 from tests.support.debian_packages import debian_program
+from tests.support.image_files import names, place
 from tests.support.image_registry import BASE, OCI_LAYER, Front, Pusher, digest, gz, tar
 from tests.support.yard import alive
 
@@ -95,8 +96,8 @@ def docker_archive(file: Path, *images: tuple[str, list[bytes]], compressed: boo
 
 async def _check_content(cache: ImageCache, name: str) -> None:
     with await cache.get(parse_image(name)) as image:
-        assert (image.root / "app/file").read_text() == "shipped\n"
-        assert not (image.root / "bin/tool").exists()
+        assert place(image, "app/file").read_text() == "shipped\n"
+        assert not place(image, "bin/tool").exists()
         assert (image.config.workdir, dict(image.config.env)) == ("/app", {"GREETING": "hello"})
     assert name in cache.ready()
 
@@ -127,7 +128,7 @@ async def test_an_archive_of_an_old_release_links_equal_layers(cache: ImageCache
     )  # fmt: skip
     (open_folder / "old.tar").write_bytes(tar(*entries))
     with await cache.get(parse_image(f"docker-archive:{open_folder}/old.tar")) as image:
-        assert (image.root / "f").read_text() == "1"
+        assert place(image, "f").read_text() == "1"
 
 
 async def test_what_skopeo_writes(cache: ImageCache, open_folder: Path) -> None:
@@ -172,7 +173,7 @@ async def test_a_changed_layout_is_another_image(cache: ImageCache, open_folder:
         layout.image("v1", BASE, UPPER)
         with await cache.get(parse_image(f"oci:{layout.folder}:v1")) as second:
             assert first.digest != second.digest
-            assert (second.root / "app/file").exists()
+            assert place(second, "app/file").exists()
 
 
 def _flip(file: Path) -> None:
@@ -285,11 +286,11 @@ async def test_squashfs_and_sif_files(cache: ImageCache, squash: Callable[[str],
     plain = squash("image.squashfs")
     for file in (plain, sif(plain, open_folder / "image.sif")):
         with await cache.get(parse_image(str(file))) as image:
-            names = {path.name for path in image.root.iterdir()}
-            assert names == {"closed", "bin", "link", ".singularity.d"}
-            assert (image.root / "closed/file").read_text() == "1"
-            assert (image.root / "bin/sh").stat().st_mode & 0o7777 == 0o755
-            assert (image.root / "closed").stat().st_mode & 0o700 == 0o700
+            found = set(names(image))
+            assert found == {"closed", "bin", "link", ".singularity.d"}
+            assert place(image, "closed/file").read_text() == "1"
+            assert place(image, "bin/sh").stat().st_mode & 0o7777 == 0o755
+            assert place(image, "closed").stat().st_mode & 0o700 == 0o700
             assert image.config.env == {"GREETING": "hello you", "A": "b"}
     assert len(cache.entries()) == 2
     assert {str(plain), str(open_folder / "image.sif")} <= cache.ready()
@@ -349,7 +350,7 @@ async def test_apptainer_alone_unpacks_them_too(
         monkeypatch.setenv("ROLLYARD_APPTAINER", program)
         for file in (real, squash("image.squashfs")):
             with await cache.get(parse_image(str(file))) as image:
-                assert (image.root / "closed/file").read_text() == "1"
+                assert place(image, "closed/file").read_text() == "1"
         await cache.room.prune(1e12)
 
 
@@ -361,7 +362,7 @@ from rollyard.kinds.values.image_reference import parse_image
 
 async def main():
     with await ImageCache(Path(sys.argv[1])).get(parse_image(sys.argv[2])) as image:
-        print((image.root / "closed/file").exists(), flush=True)
+        print(image.files.find(b"closed/file") is not None, flush=True)
 
 asyncio.run(main())
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from rollyard.images.oci_manifest import (
     read_config,
 )
 from rollyard.kinds.values.image_reference import parse_image
+from tests.support.image_files import names
 from tests.support.image_registry import BASE, Front, Pusher, digest, gz, tar
 
 ZEN_4 = (
@@ -87,7 +87,7 @@ async def test_a_nested_index_gives_the_image_of_this_machine(registry: Pusher, 
     registry.manifest("nested", "v1", whole)
     with await cache.get(parse_image(f"docker://{registry.host}/nested:v1")) as image:
         assert image.digest == ours
-        assert sorted(os.listdir(image.root / "etc")) == ["mine", "name"]
+        assert names(image, "etc") == ["mine", "name"]
     registry.manifest("nested", "wrong", {**whole, "manifests": [listed[0], attestation]})
     with pytest.raises(ImageUnavailable, match=f"built for linux/{OTHER}, not for linux/{machine()}"):
         await cache.get(parse_image(f"docker://{registry.host}/nested:wrong"))

@@ -17,6 +17,7 @@ from rollyard.images.named_image import named_image
 from rollyard.images.oci_manifest import machine
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import parse_image
+from tests.support.image_files import names, paths, place
 from tests.support.image_registry import BASE, Front, Pusher, digest, gz, hard_link, symlink, tar
 
 FOREIGN = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
@@ -29,12 +30,12 @@ async def test_an_image_by_tag_and_by_digest_has_its_files_and_its_configuration
     pushed = registry.image("names/one", "v1", config=config)
     with await cache.get(parse_image(f"docker://{registry.host}/names/one:v1")) as image:
         assert image.digest == pushed
-        assert (image.root / "etc/name").read_text() == "base\n"
-        assert os.stat(image.root / "bin/tool").st_mtime == 1_600_000_000
+        assert place(image, "etc/name").read_text() == "base\n"
+        assert os.stat(place(image, "bin/tool")).st_mtime == 1_600_000_000
         assert image.config.env == {"A": "b=c", "PATH": "/x"}
         assert (image.config.workdir, image.config.user, image.config.cmd) == ("/app", "1001", ("c",))
     with await cache.get(parse_image(f"docker://{registry.host}/names/one@{pushed}")) as same:
-        assert same.root == image.root
+        assert same.layers == image.layers
     assert cache.ready() == {
         f"docker://{registry.host}/names/one:v1",
         f"docker://{registry.host}/names/one@{pushed}",
@@ -50,7 +51,7 @@ async def test_an_index_gives_the_image_of_this_machine(registry: Pusher, cache:
     for reference in (f"{name}:v1", f"{name}@{index}"):
         with await cache.get(parse_image(f"docker://{registry.host}/{reference}")) as image:
             assert image.digest == ours
-            assert sorted(os.listdir(image.root / "etc")) == ["mine", "name"]
+            assert names(image, "etc") == ["mine", "name"]
     registry.index(name, "foreign", {"mips": other})
     with pytest.raises(ImageUnavailable, match=f"built for linux/mips, not for linux/{machine()}"):
         await cache.get(parse_image(f"docker://{registry.host}/{name}:foreign"))
@@ -63,7 +64,7 @@ async def test_layers_in_zstd_and_plain_tar(registry: Pusher, cache: ImageCache)
     layers = [BASE, packed, tar(("etc/plain", b"1")), empty + empty + more + empty, b"", gz(b""), packed]
     registry.image("names/zstd", "v1", layers)
     with await cache.get(parse_image(f"docker://{registry.host}/names/zstd:v1")) as image:
-        assert sorted(os.listdir(image.root / "etc")) == ["more", "name", "packed", "plain"]
+        assert names(image, "etc") == ["more", "name", "packed", "plain"]
 
 
 async def test_a_layer_that_two_images_share_is_downloaded_once(
@@ -113,12 +114,12 @@ async def test_whiteouts_links_and_replaced_files(registry: Pusher, cache: Image
     )  # fmt: skip
     registry.image("layers/white", "v1", [gz(below), gz(above)])
     with await cache.get(parse_image(f"docker://{registry.host}/layers/white:v1")) as image:
-        found = sorted(str(path.relative_to(image.root)) for path in image.root.rglob("*"))
+        found = paths(image)
         assert found == [
             "a", "a/kept", "a/new", "file", "file/inside", "lib", "one", "opaque", "opaque/last", "opaque/new", "two",
             "usr", "usr/lib", "usr/lib/x",
         ]  # fmt: skip
-        assert os.stat(image.root / "one").st_ino == os.stat(image.root / "two").st_ino
+        assert os.stat(place(image, "one")).st_ino == os.stat(place(image, "two")).st_ino
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ async def test_a_registry_that_fails_for_a_while(
     registry.image("broken/while", fault, [layer])
     front.faults.append((f"blobs/{digest(layer)}", fault, times))
     with await cache.get(parse_image(f"docker://{front.host}/broken/while:{fault}")) as image:
-        assert (image.root / "big").stat().st_size == 3_000_000
+        assert place(image, "big").stat().st_size == 3_000_000
     assert front.count(digest(layer)) == times + 1
 
 
@@ -151,7 +152,7 @@ async def test_a_blob_is_continued_where_it_was_cut_even_by_another_process(
     assert 1 << 16 <= part.stat().st_size < len(layer)
     other = ImageCache(open_folder / "cache", CacheSettings())
     with await other.get(parse_image(f"docker://{front.host}/broken/part:v1")) as image:
-        assert (image.root / "big").stat().st_size == 3_000_000
+        assert place(image, "big").stat().st_size == 3_000_000
     await other.close()
 
 
@@ -210,7 +211,7 @@ async def test_a_layer_that_the_registry_lacks_is_named(registry: Pusher, front:
     ):
         await cache.get(parse_image(name))
     with await cache.get(parse_image(name)) as image:
-        assert (image.root / "foreign").exists(), "a registry that keeps the layer is asked for it"
+        assert place(image, "foreign").exists(), "a registry that keeps the layer is asked for it"
 
 
 async def test_a_tag_that_moves_while_its_image_is_pulled_gives_the_first_image_whole(
@@ -223,7 +224,7 @@ async def test_a_tag_that_moves_while_its_image_is_pulled_gives_the_first_image_
         await asyncio.sleep(0.01)
     registry.image("moving/it", "v1", [BASE, gz(tar(("number", b"2")))])
     with await pull as image:
-        assert (image.digest, (image.root / "number").read_text()) == (first, "1")
+        assert (image.digest, place(image, "number").read_text()) == (first, "1")
 
 
 async def test_sixty_four_sandboxes_that_want_an_image_download_it_once(
@@ -233,8 +234,8 @@ async def test_sixty_four_sandboxes_that_want_an_image_download_it_once(
     name = f"docker://{front.host}/storm/it:v1"
     held = await asyncio.gather(*(cache.get(parse_image(name)) for _ in range(64)))
     assert set(front.requests.values()) == {1}, "120 layers, each of them twice"
-    assert len(os.listdir(held[0].root)) == 60
-    assert len({one.root for one in held}) == 1
+    assert len(names(held[0])) == 60
+    assert len({one.layers for one in held}) == 1
     for one in held:
         one.release()
     assert [entry.pinned for entry in cache.entries()] == [False]

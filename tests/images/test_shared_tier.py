@@ -22,6 +22,7 @@ from rollyard.images.settings import CacheSettings
 from rollyard.images.shared_tier import SharedTier
 from rollyard.images.unpack import BrokenLayer, unpack_flat
 from rollyard.kinds.values.image_reference import parse_image
+from tests.support.image_files import place
 from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
 
 _STAGE = """
@@ -65,11 +66,11 @@ async def test_eight_nodes_pull_an_image_once(registry: Pusher, front: Front, op
     again = {path for path, times in front.requests.items() if times > 1}
     config = f"/v2/tier/one/blobs/{manifest['config']['digest']}"
     assert again <= {config}, "only the node that looks the tag up and the one that pulls may read the same"
-    trees = [_tree(image.root) for image in images]
+    trees = [_tree(image.layers[0]) for image in images]
     assert len(trees[0]) == 10
     assert all(tree == trees[0] for tree in trees)
     assert {image.config.workdir for image in images} == {"/d"}
-    assert {os.stat(image.root / "d/hard").st_nlink for image in images} == {2}
+    assert {os.stat(place(image, "d/hard")).st_nlink for image in images} == {2}
     (packed,) = (open_folder / "tier/images").iterdir()
     listed = subprocess.run(["tar", "--zstd", "-tf", packed], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 10
@@ -105,7 +106,7 @@ async def test_a_damaged_file_is_made_again(
             }[damage]
         )
     with await second.get(parse_image(name)) as image:
-        assert (image.root / "big").stat().st_size == 5 << 20
+        assert place(image, "big").stat().st_size == 5 << 20
     assert packed.stat().st_size == len(whole)
     assert front.count("blobs") == 6
 
@@ -147,7 +148,7 @@ async def test_a_dead_puller_is_taken_over(
     stem.with_suffix(".tar.lease").write_text("a dead node")
     (open_folder / "tier/images" / f".{stem.name}.tar.zst.0123").write_text("incomplete")
     with await node.get(parse_image(f"docker://{registry.host}/tier/dead@{digest}")) as image:
-        assert (image.root / "etc/name").exists()
+        assert place(image, "etc/name").exists()
     assert [path.name for path in (open_folder / "tier/images").iterdir()] == [f"{stem.name}.tar.zst"]
 
 
@@ -173,7 +174,7 @@ async def test_a_node_agent_killed_while_it_unpacks_the_shared_file(registry: Pu
         process.kill()
         process.wait()
     with await first.get(parse_image(name)) as whole, await second.get(parse_image(name)) as image:
-        assert _tree(image.root) == _tree(whole.root)
+        assert _tree(image.layers[0]) == _tree(whole.layers[0])
     assert os.listdir(open_folder / "node1/filling") == []
 
 
@@ -201,7 +202,7 @@ async def test_two_pullers_at_worst_work_twice(
     images = await asyncio.gather(
         *(node.get(parse_image(f"docker://{front.host}/tier/slow:v1")) for node in _nodes(open_folder, 3))
     )
-    assert {(image.root / "big").stat().st_size for image in images} == {2 << 20}
+    assert {place(image, "big").stat().st_size for image in images} == {2 << 20}
     (packed,) = (open_folder / "tier/images").iterdir()
     subprocess.run(["zstd", "-qt", packed], check=True)
 
@@ -219,7 +220,7 @@ async def test_a_shared_folder_that_cannot_be_used_costs_a_pull_only(
         packed.symlink_to(packed)  # also root cannot read it
     (node,) = _nodes(open_folder, 1)
     with await node.get(parse_image(f"docker://{registry.host}/tier/none:v1")) as image:
-        assert (image.root / "etc/name").exists()
+        assert place(image, "etc/name").exists()
 
 
 async def test_an_image_whose_digest_is_known_needs_no_look_at_the_shared_folder(

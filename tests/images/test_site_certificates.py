@@ -13,6 +13,7 @@ from rollyard.images.cache import ImageCache
 from rollyard.images.site_certificates import BUNDLES, tls_context
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.trust.ca import Authority
+from tests.support.image_files import place
 from tests.support.image_registry import Pusher, running_registry
 
 ADDRESS = "127.0.0.2"
@@ -44,7 +45,7 @@ async def test_the_cas_that_variables_name_are_trusted(
     name, bundle = site
     monkeypatch.setenv(variable, os.fspath(bundle))
     with await cache.get(parse_image(name)) as image:
-        assert (image.root / "etc/name").exists()
+        assert place(image, "etc/name").exists()
 
 
 async def test_an_unknown_ca_is_named_with_what_one_can_do(

@@ -163,7 +163,7 @@ def _end_before_node_agent() -> None:
 
 def _mount_root(
     place: str,
-    image: str,
+    layers: list[str],
     folders: dict[str, int],
     size: int,
     inodes: int,
@@ -185,35 +185,42 @@ def _mount_root(
     _mount("sandbox", place, "tmpfs", options=f"size={size},nr_inodes={inodes},mode=755")
     umask = os.umask(0o022)
     os.chdir(place)  # no path of this machine is in the options of the mounts, which the sandbox can read
-    for name in ("image", "lacking", "changed", "work", "root", "dev"):
+    for name in ("lacking", "changed", "work", "root", "dev"):
         os.mkdir(name)
-    _mount(image, "image", None, _MS_BIND | _MS_REC)
+    names = [f"{number:x}" for number in range(len(layers))]  # the options of a mount end at a page
+    for name, layer in zip(names, layers, strict=True):
+        os.symlink(layer, name)
     for folder, mode in folders.items():
         os.makedirs(f"lacking/{folder}", exist_ok=True)
         os.chmod(f"lacking/{folder}", mode)
     for name in ("proc", "dev"):
-        if os.path.islink(f"image/{name}") or not os.path.isdir(f"image/{name}"):
+        found = next((place for layer in names if os.path.lexists(place := f"{layer}/{name}")), None)
+        if found is None or os.path.islink(found) or not os.path.isdir(found):
             os.mkdir(f"changed/{name}")  # in place of a link or a file, on which nothing can be mounted
-    layers = "lowerdir=image:lacking,upperdir=changed,workdir=work"
+    options = f"lowerdir={':'.join(names)}:lacking,upperdir=changed,workdir=work"
     if fuse is None:
         # In a user namespace the kernel keeps the marks of removed folders only as `user.` attributes. Without this option the
         # removal of a folder of the image fails with EIO.
-        _mount("sandbox", "root", "overlay", options=f"{layers},userxattr")
+        _mount("sandbox", "root", "overlay", options=f"{options},userxattr")
     else:
-        _mount_by(fuse, layers)
+        _mount_by(fuse, options)
+    for folder, mode in folders.items():
+        if not os.path.isdir(f"root/{folder}"):  # a layer hides it, also from what lies below all layers
+            os.makedirs(f"root/{folder}")
+            os.chmod(f"root/{folder}", mode)
     _make_devices(terminals, [*((f"/dev/{name}", name) for name in _DEVICES), *devices])
     os.chdir("/")
     os.umask(umask)
 
 
-def _mount_by(program: str, layers: str) -> None:
+def _mount_by(program: str, options: str) -> None:
     """Mount the overlay by a process of fuse-overlayfs, which ends when this process, the launcher, ends."""
     before = os.stat("root").st_dev
     launcher = os.pidfd_open(os.getpid())
     watcher = os.fork()
     if watcher == 0:
         try:
-            _serve_while(launcher, program, layers)
+            _serve_while(launcher, program, options)
         finally:
             os._exit(127)
     os.close(launcher)
@@ -224,7 +231,7 @@ def _mount_by(program: str, layers: str) -> None:
         time.sleep(0.001)
 
 
-def _serve_while(launcher: int, program: str, layers: str) -> None:
+def _serve_while(launcher: int, program: str, options: str) -> None:
     """Run fuse-overlayfs until it or the launcher ends. The death of the launcher's thread would be no sign: Apptainer ends
     its first thread."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # the sandbox's socket belongs to the sandbox alone
@@ -233,7 +240,7 @@ def _serve_while(launcher: int, program: str, layers: str) -> None:
         try:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             _keep_right_to_mount()
-            os.execv(program, [program, "-f", "-o", layers, "root"])
+            os.execv(program, [program, "-f", "-o", options, "root"])
         finally:
             os._exit(127)
     poll = select.poll()

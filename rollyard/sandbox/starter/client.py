@@ -32,13 +32,13 @@ class WritableRoot:
     """A root file system for one sandbox, mounted in a mount namespace around the launcher. Everything that the sandbox
     writes is in one tmpfs. So one limit holds for all folders together.
 
-    Below `place` the launcher finds `root`, the image under an overlay, and `dev`, the folder of devices.
+    Below `place` the launcher finds `root`, the image's layers under an overlay, and `dev`, the folder of devices.
     """
 
     place: str
     """Empty folder, on which the tmpfs is mounted."""
-    image: str
-    """Folder of the image."""
+    layers: Sequence[str]
+    """Folders that together are the image, the topmost first."""
     folders: Mapping[str, int]
     """Folders that the sandbox has although the image may lack them, with their modes. The paths are relative, and no part of
     them is a symbolic link."""

@@ -1,0 +1,202 @@
+"""Unpacked layers of images, each in a folder of its own. Images that share the lowest layers share their folders.
+
+What a layer unpacks to depends on the layers below it: on their symbolic links, and on what a whiteout hides. So a layer's
+name is the digest of its own digest and of all below it. A folder of a layer has its files and whiteouts in `root`
+(`layer_stack.py`), and what is known about it in `layer.json`. It is complete or absent.
+
+Who fills or deletes a layer holds its lock exclusively. Who needs it until an image names it shares its lock. From then on
+the image keeps it (`cache_folder.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rollyard.core.errors import ImageUnavailable
+from rollyard.images.base import FillRoom, too_big
+from rollyard.images.locks import FileLock, try_lock, wait_for_lock_unless
+from rollyard.images.unpack import LayerJob, unpack_differences
+
+ABOUT = "layer.json"
+"""File of a layer. A layer without it is damaged, and nobody new uses it."""
+MOST_SEEN = 64
+"""Greatest number of layers of which an overlay is made: each one costs time when a file is looked for, and the kernel takes at
+most 500. Each layer whose number is a multiple of this is whole."""
+_TRIES = 20
+_POLL_SECONDS = 0.5
+
+Fetch = Callable[[Sequence[int]], Awaitable[Sequence[Path]]]
+"""Returns the files of layers, by their numbers."""
+
+
+@dataclass(frozen=True)
+class UnpackedLayer:
+    name: str
+    bytes: int
+    """Bytes on disk. What is linked from the layers below counts there."""
+    names: int
+    """Number of files and folders when it was unpacked."""
+    whole: bool = False
+    """Whether the layer has links to all files of the layers below, so that those are not looked into."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(data["name"], data["bytes"], data["names"], data["whole"])
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return what is noted about a layer; None if it is missing, or damaged: a machine that crashes loses what was
+        written shortly before."""
+        try:
+            return cls.from_json(json.loads((folder / ABOUT).read_bytes()))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+
+def layer_names(digests: Sequence[str]) -> list[str]:
+    """Return the names of an image's layers, the lowest first. `digests`: verified digests of their files."""
+    names, above = list[str](), b""
+    for digest in digests:
+        above = hashlib.sha256(above + digest.encode() + b"\n").digest()
+        names.append(f"sha256-{above.hex()}")
+    return names
+
+
+def seen_layers(layers: Sequence[UnpackedLayer]) -> list[UnpackedLayer]:
+    """Return the layers of which an overlay is made, the topmost first: those down to the first that is whole."""
+    seen = list[UnpackedLayer]()
+    for layer in layers:
+        seen.append(layer)
+        if layer.whole:
+            break
+    return seen
+
+
+class UnpackedLayers:
+    def __init__(
+        self, folder: Path, filling: Path, locks: Path, discard: Callable[[Path], None], is_used: Callable[[str], bool]
+    ) -> None:
+        """`discard`: function that deletes a folder. `is_used`: whether somebody pins an image that names a layer."""
+        self.folder = folder
+        self._filling = filling
+        self._locks = locks
+        self._discard = discard
+        self._is_used = is_used
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def root(self, name: str) -> Path:
+        return self.folder / name / "root"
+
+    def lock_path(self, name: str) -> Path:
+        return self._locks / f"layer-{name}"
+
+    async def lock_missing(self, name: str) -> FileLock | None:
+        """Lock a layer in order to fill it; None if it is complete. Waits for who fills it now, and until nobody uses a damaged
+        one, which is deleted."""
+        path = self.path(name)
+        lock = await wait_for_lock_unless(self.lock_path(name), lambda: UnpackedLayer.read(path) is not None)
+        if lock is None:
+            return None
+        try:
+            if UnpackedLayer.read(path) is not None:
+                lock.release()
+                return None
+            while path.exists() and self._is_used(name):  # noqa: ASYNC110 - by another process
+                await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.to_thread(self._discard, path)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    async def fill(self, image: str, names: Sequence[str], files: Mapping[int, Path], room: FillRoom) -> None:
+        """Unpack missing layers, which the caller has locked, and whose children inherit these locks. `names`: all layers, the
+        lowest first. `files`: number -> file of a missing layer. Raises as `unpack_differences`."""
+        growing = {number: self._filling / f"layer-{names[number]}" for number in files}
+        jobs = list[LayerJob]()
+        try:
+            for number, name in enumerate(names):
+                if number in files:
+                    await asyncio.to_thread(self._discard, growing[number])
+                    growing[number].mkdir()
+                    growing[number].chmod(0o755)
+                    whole = (number + 1) % MOST_SEEN == 0
+                    jobs.append(LayerJob(growing[number] / "root", whole, files[number]))
+                elif (layer := UnpackedLayer.read(self.path(name))) is not None:
+                    jobs.append(LayerJob(self.root(name), layer.whole, bytes=layer.bytes))
+            made = await unpack_differences(image, jobs, room)
+            for number, result in zip(files, made, strict=True):
+                layer = UnpackedLayer(names[number], **result)
+                (growing[number] / ABOUT).write_text(json.dumps(asdict(layer)))
+                growing[number].rename(self.path(layer.name))
+        finally:
+            for path in growing.values():
+                await asyncio.to_thread(self._discard, path)
+
+
+class HeldLayers:
+    """The layers of one image while it is filled: no eviction deletes them. Use as a context manager."""
+
+    def __init__(self, layers: UnpackedLayers) -> None:
+        self._layers = layers
+        self._locks: dict[str, FileLock] = {}
+
+    async def complete(self, image: str, names: Sequence[str], fetch: Fetch, room: FillRoom) -> list[UnpackedLayer]:
+        """Return the layers, the topmost first, and fetch and unpack the missing ones. `names`: the lowest first. Raises
+        ImageUnavailable, and the errors of `fetch` and `unpack_differences`."""
+        for _ in range(_TRIES):
+            held = [layer for name in names if (layer := self._hold(name)) is not None]
+            if sum(layer.bytes for layer in held) > room.limit_bytes:
+                raise too_big(image, room.limit_bytes)
+            if len(held) == len(names):
+                return held[::-1]
+            await self._fill(image, names, fetch, room)
+        raise ImageUnavailable(
+            image, "its layers were deleted as soon as they were there: raise `sandbox.images.cacheSize`"
+        )
+
+    async def _fill(self, image: str, names: Sequence[str], fetch: Fetch, room: FillRoom) -> None:
+        with ExitStack() as stack:
+            missing = dict[int, int]()
+            for number, name in enumerate(names):
+                if self._hold(name) is not None:
+                    continue
+                lock = await self._layers.lock_missing(name)
+                if lock is not None:
+                    stack.callback(lock.release)
+                    missing[number] = lock.fd
+                elif self._hold(name) is None:
+                    return  # another has filled it, and it was deleted at once
+            files = dict(zip(missing, await fetch(list(missing)), strict=True))
+            await self._layers.fill(image, names, files, replace(room, layer_fds=tuple(missing.values())))
+
+    def _hold(self, name: str) -> UnpackedLayer | None:
+        """Return a layer, and keep it; None if it is absent, damaged or being filled."""
+        if name not in self._locks:
+            lock = try_lock(self._layers.lock_path(name), shared=True)
+            if lock is None:
+                return None
+            self._locks[name] = lock
+        layer = UnpackedLayer.read(self._layers.path(name))
+        if layer is None:
+            self._locks.pop(name).release()
+        else:
+            os.utime(self._layers.path(name))
+        return layer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lock in self._locks.values():
+            lock.release()
