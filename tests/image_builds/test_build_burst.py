@@ -20,6 +20,7 @@ from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import parse_image
 from tests.image_builds.conftest import Builder
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
+from tests.support.image_files import place
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow(40)
@@ -80,7 +81,7 @@ async def test_many_builds_under_one_name_store_their_base_once(builder: Builder
     cache = ImageCache(open_folder / "node", CacheSettings(shared_folder=str(shared)))
     for number in range(3):
         with await cache.get(parse_image(f"built:envs:env{number}")) as image:
-            assert (image.root / "file").read_text() == f"{number}\n"
+            assert place(image, "file").read_text() == f"{number}\n"
 
 
 @pytest.mark.parametrize(

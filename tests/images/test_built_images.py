@@ -16,6 +16,7 @@ from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.image_reference import BuiltImage, parse_image
 from tests.support.built_images import stored
+from tests.support.image_files import place
 
 MEBIBYTE = 1 << 20
 
@@ -71,7 +72,7 @@ async def test_images_are_written_deleted_and_pulled_at_the_same_time(open_folde
         cache = ImageCache(open_folder / f"node{number}", CacheSettings(shared_folder=str(shared)))
         for _ in range(3):
             with await cache.get(parse_image("built:kept:v1")) as image:
-                assert (image.root / "base").read_bytes() == base
+                assert place(image, "base").read_bytes() == base
 
     stored(shared, "kept", "v1", 2, base)
     writes = [asyncio.to_thread(write, f"n{number}") for number in range(3)]

@@ -89,4 +89,4 @@ def test_what_sandboxes_see_is_open_to_them_whatever_the_umask(tmp_path: Path) -
     made = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
     shut = [p for p in made if not p.is_symlink() and not p.name.endswith(".lock") and not p.stat().st_mode & 0o004]
     assert shut == []
-    assert root.folder.is_dir()
+    assert root.layers[0].is_dir()

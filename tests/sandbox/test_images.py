@@ -47,7 +47,7 @@ async def test_no_task_gets_the_home_folder_or_the_whole_node_as_its_image(
     for name in ("/", str(home), str(home.parent), str(open_folder / "link"), str(node_cache())):
         with pytest.raises(ImageNotFound, match="where the job's account keeps files of its own"):
             images.folder_root(parse_image(name))
-    assert images.folder_root(parse_image(str(home / "image"))).folder == home / "image"
+    assert images.folder_root(parse_image(str(home / "image"))).layers == [home / "image"]
 
 
 async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: SandboxFactory, empty_image: Path) -> None:

@@ -66,7 +66,7 @@ async def test_it_is_found_in_a_container_image(vllm_python: str, tmp_path: Path
         await asyncio.to_thread(find_runtime, "apptainer")
     except SandboxStartFailed as error:
         pytest.skip(f"no Apptainer: {error}")
-    image = (await asyncio.to_thread(default_root, node_cache())).folder
+    image = (await asyncio.to_thread(default_root, node_cache())).layers[0]
     folders = [Path(vllm_python).parents[1], Path(os.path.realpath(vllm_python)).parents[1]]
     binds = ["/usr:/usr:ro", *(str(f) for f in folders if not f.is_relative_to("/usr"))]
     around = {"image": str(image), "env": {"APPTAINER_BIND": ",".join(binds)}}
