@@ -139,7 +139,7 @@ def peers(apptainer: Apptainer | None, starts: int) -> dict[str, list[float]]:
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages)}
         if apptainer is not None:
             image = folder / "image.sif"
-            build = [apptainer.program, "-s", "build", str(image), str(default_root(node_cache()).folder)]
+            build = [apptainer.program, "-s", "build", str(image), str(default_root(node_cache()).layers[0])]
             subprocess.run(build, env=env, cwd=folder, check=True, **account.credentials)
             argv += [str(image), apptainer.program, str(folder / "scratch")]
         done = subprocess.run(argv, env=env, cwd=folder, stdout=subprocess.PIPE, check=True, **account.credentials)
@@ -163,14 +163,14 @@ def bare(runtime: Runtime) -> list[str]:
     root = default_root(cache)
     argv = runtime.command(root, LIMITS, own_python(cache), ["/usr/bin/python3", "-c", "pass"]).argv
     scratch, text = f"{cache}/scratch-1", "\n".join(argv)
-    overlay = f"--overlay-src\n{root.folder}\n--tmp-overlay\n/"
+    overlay = f"--overlay-src\n{root.layers[0]}\n--tmp-overlay\n/"
     own = {
         f"--bind\n{scratch}/root\n/\n": f"{overlay}\n",
         f"--dev-bind\n{scratch}/dev\n/dev\n": "--dev\n/dev\n",
         f"--bind\n{scratch}/dev:/dev\n": "",
         "--writable\n": "--writable-tmpfs\n",
         "--no-mount\ndev,": "--no-mount\n",
-        f"{scratch}/root": str(root.folder),
+        f"{scratch}/root": str(root.layers[0]),
     }
     for ours, theirs in own.items():
         text = text.replace(ours, theirs)

@@ -177,7 +177,7 @@ async def image_damaged(struck: Struck) -> None:
 
 def _image_roots(struck: Struck) -> list[Path]:
     assert struck.on.cache is not None
-    found = list(struck.on.cache.glob("image-cache/entries/*/root"))
+    found = list(struck.on.cache.glob("image-cache/*/*/root"))
     assert found
     return found
 
