@@ -21,6 +21,7 @@ from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.batch import DeliveryBias
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.metric_history import POOL_METRICS
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.batches.batch_view import bias, informative_share
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of
 from rollyard.server.routing.endpoint_state import EndpointState
@@ -97,7 +98,8 @@ async def _metrics(request: web.Request) -> web.Response:
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
     batches = batch_metrics(await services.store.batches.running())
     pools = pool_metrics(services.latest_metrics())
-    text = pools + endpoints + batches
+    saved = saved_work_metrics(await services.store.rollouts.all_resume_totals())
+    text = pools + endpoints + batches + saved
     return web.Response(body=generate_latest(REGISTRY) + text.encode(), content_type="text/plain")
 
 
@@ -115,6 +117,17 @@ def pool_metrics(latest: Sequence[tuple[TrackKey, Bucket]]) -> str:
             text = f"{name.replace('_', ' ').capitalize()} of a {kind}; see /v1/history."
             lines += family(f"rollyard_{kind.lower()}_{name}", "gauge", text, samples)
     return "".join(lines)
+
+
+def saved_work_metrics(totals: Mapping[PoolKey, tuple[int, int]]) -> str:
+    """Return the bytes that the server keeps for rollouts in RUN, by pool."""
+    samples = [
+        (f"{label('namespace', key.namespace)},{label('pool', key.name)},{label('what', what)}", float(size))
+        for key, sizes in totals.items()
+        for what, size in zip(("turns", "snapshots"), sizes, strict=True)
+    ]
+    text = "Bytes of saved turns and of snapshots with which rollouts in RUN can go on elsewhere."
+    return "".join(family("rollyard_saved_work_bytes", "gauge", text, samples))
 
 
 def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int]) -> str:

@@ -10,7 +10,7 @@ from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.api.snapshots import for_node_agent, send_stored
 from rollyard.api.uploads import store_uploads
-from rollyard.core.errors import NotFound
+from rollyard.core.errors import Damaged, NotFound
 from rollyard.server.rollouts.saved_turns import split_turns
 from rollyard.trajectory.frames import framed
 from rollyard.wire.node import StoredTurns
@@ -48,4 +48,7 @@ async def _get_snapshot(request: web.Request) -> web.StreamResponse:
     state, _ = await services.store.rollouts.saved_turns(record)
     if state.snapshot is None:
         raise NotFound(f"rollout {record.id!r} has no snapshot from which it can go on")
-    return await for_node_agent(request, state.snapshot)
+    try:
+        return await for_node_agent(request, state.snapshot)
+    except Damaged as error:  # the calls can be run again instead
+        raise NotFound(str(error)) from None

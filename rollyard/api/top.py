@@ -18,7 +18,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import pool_reason, ready_count
-from rollyard.kinds.top import InferencePoolTop, NodesTop, NodeTop, RolloutPoolTop, SandboxTop, TopView
+from rollyard.kinds.top import InferencePoolTop, NodesTop, NodeTop, RolloutPoolTop, SandboxTop, SavedWorkTop, TopView
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_state import EndpointState
@@ -72,7 +72,8 @@ async def _top(request: web.Request) -> web.Response:
     serving, _ = await services.store.objects.list_objects("InferencePool", namespace)
     running, _ = await services.store.objects.list_objects("RolloutPool", namespace)
     sessions, states = services.endpoints.sessions.counts(), services.endpoints.all()
-    rollouts = [await _rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
+    saved = await services.store.rollouts.all_resume_totals()
+    rollouts = [await _rollouts(services, pool, saved) for pool in running if isinstance(pool, RolloutPool)]
 
     def body() -> str:
         of_pool = _by_pool(states)
@@ -103,7 +104,7 @@ def _inference(pool: InferencePool, states: Sequence[EndpointState], sessions: M
     )
 
 
-async def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
+async def _rollouts(services: Services, pool: RolloutPool, saved: Mapping[PoolKey, tuple[int, int]]) -> RolloutPoolTop:
     """Count the stages now: the pool's status has the counts of its last reconcile, which may be seconds old."""
     key = pool.pool_key
     queued, in_flight = await services.rollouts.queued(key), services.rollouts.leases.in_flight(*key)
@@ -112,7 +113,14 @@ async def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
     kept = sum(len(agent.kept) for agent in services.node_agents.of_pool(key))
     sandboxes = SandboxTop(**services.node_agents.sandboxes(key).model_dump(), kept=kept)
     ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
-    return RolloutPoolTop(**_common_fields(pool), stages=stages, sandboxes=sandboxes, ended_per_minute=ended)
+    turns, snapshots = saved.get(key, (0, 0))
+    return RolloutPoolTop(
+        **_common_fields(pool),
+        stages=stages,
+        sandboxes=sandboxes,
+        saved=SavedWorkTop(turns=turns, snapshots=snapshots),
+        ended_per_minute=ended,
+    )
 
 
 def _common_fields(pool: Pool) -> dict[str, object]:

@@ -13,6 +13,7 @@ import yaml
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, table
 from rollyard.cli.printable import printable
+from rollyard.cli.snapshot_lines import size
 from rollyard.cli.weights import weights_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.clock import as_text
@@ -45,7 +46,7 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
             *(a.metadata.uid for a in owned),
         }  # not by name: a deleted object may have had the same name
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
-        extra = [*await _sandboxes(client, obj), *await _missing_images(client, obj)]
+        extra = [*await _pool_work(client, obj), *await _missing_images(client, obj)]
         found = [a for a in allocations if isinstance(a, Allocation)]
         lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp), extra)
         if isinstance(obj, Allocation):
@@ -53,14 +54,19 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
         click.echo(printable("\n".join(lines)))
 
 
-async def _sandboxes(client: AsyncClient, obj: KindObject) -> list[str]:
-    """Return a line with the numbers of a RolloutPool's sandboxes."""
-    pools = (await client.top(obj.metadata.namespace)).rollout_pools if isinstance(obj, RolloutPool) else []
-    return [
-        f"Sandboxes:  {s.ready} warm now; rollouts got {s.warm} warm and {s.cold} cold; {s.unused} warm ended unused"
-        + (f"; {s.kept} of failed attempts kept" if s.kept else "")
-        for s in (pool.sandboxes for pool in pools if pool.name == obj.metadata.name)
-    ]
+async def _pool_work(client: AsyncClient, obj: KindObject) -> list[str]:
+    """Return lines with the numbers of a RolloutPool's sandboxes, and with what is saved of its rollouts."""
+    lines: list[str] = []
+    for pool in (await client.top(obj.metadata.namespace)).rollout_pools if isinstance(obj, RolloutPool) else []:
+        if pool.name == obj.metadata.name:
+            s, saved = pool.sandboxes, pool.saved
+            kept = f"; {s.kept} of failed attempts kept" if s.kept else ""
+            words = f"{s.ready} warm now; rollouts got {s.warm} warm and {s.cold} cold; {s.unused} warm ended unused"
+            lines.append(f"Sandboxes:  {words}{kept}")
+            lines.append(
+                f"Saved work: turns {size(saved.turns)}, snapshots {size(saved.snapshots)}, of rollouts in RUN"
+            )
+    return lines
 
 
 async def _missing_images(client: AsyncClient, obj: KindObject) -> list[str]:

@@ -19,13 +19,14 @@ def _row(one: RolloutSnapshot) -> list[str]:
     left_out = ", ".join(one.left_out)
     if one.left_out_count > len(one.left_out):
         left_out += f" and {one.left_out_count - len(one.left_out)} more"
-    return [str(one.turn), str(one.files), _size(one.size), _size(one.archive_bytes), left_out or "-"]
+    return [str(one.turn), str(one.files), size(one.size), size(one.archive_bytes), left_out or "-"]
 
 
-def _size(count: int) -> str:
-    size = float(count)
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    left = float(count)
     for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
+        if left < 1024:
+            return f"{left:.4g} {unit}"
+        left /= 1024
+    return f"{left:.4g} GiB"

@@ -194,6 +194,10 @@ class Unavailable(ApiError):
     code, reason = 503, "ServiceUnavailable"
 
 
+class Damaged(Unavailable):
+    """Stored data is not what was stored."""
+
+
 class Superseded(Unavailable):
     pass
 

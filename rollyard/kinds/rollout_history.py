@@ -21,6 +21,7 @@ class HistoryEvent(StrEnum):
     FAULT = "Fault"
     OUTDATED = "Outdated"
     RESUMED = "Resumed"
+    SAVING_STOPPED = "SavingStopped"
     EXEC = "Exec"
     COPY_OUT = "CopyOut"
     COPY_IN = "CopyIn"

@@ -45,9 +45,17 @@ class SandboxTop(StatusModel):
     """Sandboxes of failed attempts that are kept now."""
 
 
+class SavedWorkTop(StatusModel):
+    """Bytes that the server keeps so that rollouts in RUN can go on elsewhere."""
+
+    turns: int = 0
+    snapshots: int = 0
+
+
 class RolloutPoolTop(PoolTop):
     stages: dict[str, StageStatus]
     sandboxes: SandboxTop = SandboxTop()
+    saved: SavedWorkTop = SavedWorkTop()
     ended_per_minute: dict[str, float] | None = None
     """Recent rate of ended rollouts: status -> rollouts per minute. Null just after the start of the server."""
 

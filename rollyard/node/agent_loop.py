@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rollyard.core.errors import ContextExceeded, RoleBudgetUsed
 from rollyard.kinds.base import evolve
@@ -26,6 +26,7 @@ from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import ParsedTurn
 from rollyard.trajectory import Turn
+from rollyard.trajectory.role_call import RoleCall
 
 
 class Policy(Protocol):
@@ -50,6 +51,12 @@ class AgentProgress:
     """`TRUNCATED` until a turn has no tool call and so ends the conversation."""
     cut_short: str | None = None
     """Sentence that says which limit ended the conversation."""
+    reply_role: Literal["user", "tool"] = "user"
+    """Role of the message with the environment's reply to the last turn."""
+    environment: str | None = None
+    """State of the environment after the last turn, where it can be saved."""
+    role_calls: Sequence[RoleCall] = ()
+    """Calls of models by role since the turn before."""
 
 
 async def run_agent(
@@ -104,6 +111,7 @@ async def run_agent(
             return
         if reply is not None and observation is not None:
             run.conversation.add_reply(reply.role, observation)
+            run.reply_role = reply.role
         if goes_on is not None:
             await goes_on()
     run.cut_short = turns_ended(agent)

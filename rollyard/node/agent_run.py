@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollyard.core.errors import AllocationEnds, SandboxLost, StageTimeout
+from rollyard.core.errors import AllocationEnds, Invalid, ResumeFailed, SandboxLost, StageTimeout, TaskError
+from rollyard.core.failpoints import failpoint
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.resumption import Resumption
@@ -109,6 +110,8 @@ class LoopRun:
         """Seconds of RUN, and those that earlier leases have used."""
         self._settled = 0
         """Number of turns after which the conversation went on."""
+        self._calls_saved = 0
+        """Number of calls of models by role that are saved with turns, or were made before the first one."""
         self._leaving = self._ended = False
         self._paused = asyncio.Event()
         """Set when the loop stands between two turns for good, or has ended."""
@@ -118,12 +121,23 @@ class LoopRun:
         await asyncio.to_thread(go_on_from, self._run, ancestors)
 
     async def play_again(self, saved: Sequence[SavedTurn], begun_with: int, turn_ended: TurnEnded) -> Replay:
-        """Begin with the saved turns of an earlier lease. Raises as `replay.play_again`."""
+        """Begin with the saved turns of an earlier lease. The environment has the state after all of them. Raises as
+        `replay.play_again`."""
         spec = self._sandbox.spec
         has_network = spec.host_network or bool(spec.allowed_hosts)
         replay = await play_again(self._run, saved, self._tools, begun_with, has_network, turn_ended)
         self._settled = replay.kept
-        self._used = saved[replay.kept - 1].run_seconds if replay.kept else 0.0
+        if replay.kept:
+            last = saved[replay.kept - 1]
+            self._used, self._run.environment, self._run.role_calls = (
+                last.run_seconds,
+                last.environment,
+                last.role_calls,
+            )
+        if self._environment is not None:
+            if replay.kept < len(saved):
+                await restore(self._environment, saved[: replay.kept])
+            self._models.go_on_after([call for one in saved[: replay.kept] for call in one.role_calls])
         return replay
 
     def report(self, saver: TurnSaver, resumption: Resumption, *, changed: bool) -> None:
@@ -134,6 +148,7 @@ class LoopRun:
         """Save the turns from now on, and snapshots when they are due. The loop ends with AllocationEnds before `end`."""
         saver.begin(self._tools)
         self._saver, self._snapshots, self._end = saver, snapshots, end
+        self._calls_saved = len(self._models.calls)
 
     async def suspend(self, grace: float) -> None:
         """Stop the work, and save what another node agent needs to go on. A turn that is under way is finished first, if it
@@ -160,6 +175,8 @@ class LoopRun:
         await saver.flush()
 
     async def _goes_on(self) -> None:
+        if self._saver is not None and not self._saver.stopped and self._environment is not None:
+            await self._save_environment(self._environment, self._saver)
         self._settled = len(self._run.turns)
         if self._saver is not None and self._snapshots is not None:
             self._saver.goes_on(self._run, self._spent())
@@ -176,6 +193,14 @@ class LoopRun:
         """Whether the next turn may not end here in time. What cannot be saved stays: it may end in time."""
         longest = max(sum(turn.timings.values()) for turn in self._run.turns)
         return not saver.stopped and end.is_near(LEAST_TURNS_LEFT * longest)
+
+    async def _save_environment(self, environment: GuardedEnvironment, saver: TurnSaver) -> None:
+        calls = self._models.calls
+        self._run.role_calls, self._calls_saved = calls[self._calls_saved :], len(calls)
+        try:
+            self._run.environment = await environment.state()
+        except (TaskError, Invalid) as error:  # the game goes on
+            saver.stop(f"the environment cannot be saved: {error}")
 
     def _spent(self) -> float:
         """Return the seconds of the budget so far, with those of earlier leases."""
@@ -217,7 +242,7 @@ class LoopRun:
                 policy.failover.limit = limit
                 environment, replies = self._environment, None
                 if environment is not None:
-                    replies = _UncutReplies(environment, limit, budget, self._models)
+                    replies = _UncutReplies(environment, limit, budget, self._models, self._tools)
                 work, tools = self._run, self._tools
                 of_lease = (lease.agent, lease.sampling, lease.sample_index)
                 await run_agent(work, policy, tools, *of_lease, replies, turn_ended, self._goes_on)
@@ -303,6 +328,18 @@ class CommandRun:
         return await self.result()
 
 
+async def restore(environment: GuardedEnvironment, saved: Sequence[SavedTurn]) -> None:
+    """Put the environment into the state after the last of these turns. Raises ResumeFailed."""
+    state = saved[-1].environment if saved else None
+    if state is None:
+        raise ResumeFailed("no saved state of the environment fits the turns that are kept")
+    try:
+        await environment.restore(state)
+        failpoint("after-environment-restore")
+    except (TaskError, Invalid) as error:
+        raise ResumeFailed(f"the environment cannot be restored: {error}") from None
+
+
 def _parser_name(lease: Lease) -> str | None:
     """Return the name of the parser of calls; None: the parser that fits the template."""
     return lease.agent.tool_parser or lease.endpoints[POLICY_ROLE].tool_parser
@@ -322,7 +359,12 @@ class _UncutReplies:
     models is not part of the budget, because the agent did not cause it."""
 
     def __init__(
-        self, environment: GuardedEnvironment, limit: asyncio.Timeout, budget: float, models: LeaseModels
+        self,
+        environment: GuardedEnvironment,
+        limit: asyncio.Timeout,
+        budget: float,
+        models: LeaseModels,
+        tools: Tools,
     ) -> None:
         self.opening = environment.opening
         self.every_turn = environment.every_turn
@@ -331,9 +373,11 @@ class _UncutReplies:
         self._limit = limit
         self._budget = budget
         self._models = models
+        self._tools = tools
 
     async def reply(self, turn: Turn) -> Reply | None:
         """Raises StageTimeout if the reply takes REPLY_SECONDS longer than the budget."""
+        await self._tools.free()
         ends, loop = self._limit.when(), asyncio.get_running_loop()
         assert ends is not None
         began, waited = loop.time(), self._models.seconds

@@ -141,6 +141,13 @@ class LeaseModels:
         """Time of all calls together."""
         return sum(call.seconds for call in self.calls)
 
+    def go_on_after(self, calls: Sequence[RoleCall]) -> None:
+        """Count calls of earlier leases, whose turns are kept."""
+        self.calls.extend(calls)
+        for call in calls:
+            if call.role in self._limits:
+                self[call.role].count(call)
+
     def record(self, call: RoleCall) -> None:
         kept = sum(len(one.prompt_ids) + len(one.token_ids) for one in self.calls)
         if kept + call.prompt_tokens + call.completion_tokens > MAX_TOKENS:
@@ -233,6 +240,11 @@ class LeaseModel:
             except (_Malformed, ContextExceeded):
                 return False
         return True
+
+    def count(self, call: RoleCall) -> None:
+        """Count a call of an earlier lease for the limits of this one."""
+        self._used["calls"] += 1
+        self._used["tokens"] += call.prompt_tokens + call.completion_tokens
 
     async def _ask(self, question: Question) -> Any:
         """Ask once. Raises _Malformed, and ContextExceeded."""

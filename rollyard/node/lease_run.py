@@ -36,13 +36,14 @@ from rollyard.core.errors import (
     TooLarge,
     ToolCallsUnreadable,
 )
+from rollyard.core.failpoints import failpoint
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.kinds.base import evolve
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, TurnEnded
+from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, TurnEnded, restore
 from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.check_run import run_check
@@ -89,6 +90,7 @@ HANDLER_TIME_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. When a solution hangs, this share ends before the
 budget, so the handler can score the solution as a mistake of the agent. The end of the budget would be an infrastructure
 fault."""
+LOOKED_INTO = "somebody looked into the sandbox"
 PROBE_SECONDS = 30.0
 """Seconds in which a sandbox must answer to its task kind's probe."""
 FAILURES = (Invalid, TooLarge, SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded)
@@ -165,7 +167,7 @@ class LeaseRun:
         """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric. What the program
         changes would be missing elsewhere, so no further turns are saved."""
         if self._saver is not None:
-            self._saver.stop("somebody looked into the sandbox")
+            self._saver.stop(LOOKED_INTO)
         self._looks["looks_in_eval" if self.stage is Stage.EVAL else "looks"] += 1
 
     @property
@@ -311,7 +313,7 @@ class LeaseRun:
                 f"the pool has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; add it to "
                 "spec.inference"
             )
-        saved = await self._saved_work()
+        saved = await self._saved_work(handler)
         while True:
             try:
                 return await self._run_with(handler, saved)
@@ -319,11 +321,19 @@ class LeaseRun:
                 log.warning("rollout %s cannot go on as it was: %s", self._lease.id, error)
                 saved = saved.without(str(error))
 
-    async def _saved_work(self) -> SavedWork:
+    async def _saved_work(self, handler: GuardedHandler) -> SavedWork:
         if not self._lease.saved_turns:
             return SavedWork()
         stored, bodies = await self._node.uploads.stored_turns(self.ref)
-        turns, snapshot, spec = await asyncio.to_thread(unpacked, bodies), stored.snapshot, self._specs.run
+        if never := why_never(self._lease, has_loop=handler.has_loop):
+            return SavedWork((), None, tuple(stored.resumptions), len(bodies), never)
+        try:
+            turns = await asyncio.to_thread(unpacked, bodies)
+        except ValueError as error:
+            return SavedWork(
+                (), None, tuple(stored.resumptions), len(bodies), f"the saved turns cannot be read: {error}"
+            )
+        snapshot, spec = stored.snapshot, self._specs.run
         has_network = spec.host_network or bool(spec.allowed_hosts)
         if snapshot is not None and not prefers_snapshot([one.turn for one in turns], snapshot.turn, has_network):
             snapshot = None
@@ -368,10 +378,14 @@ class LeaseRun:
             raise ToolCallsUnreadable(proof.message)
         return template, proof
 
+    @property
+    def _saving(self) -> dict[str, float]:
+        return self._resume_snapshots.metrics if self._resume_snapshots is not None else {}
+
     def _outcome_of_run(self, run: AgentResult) -> Outcome:
         return Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
-            metrics={**run.metrics, **self._looks},
+            metrics={**run.metrics, **self._looks, **self._saving},
             segments=run.segments,
             turns=run.turns,
             timings=self._timings_now(),
@@ -394,7 +408,7 @@ class LeaseRun:
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
             if saved.snapshot is not None:
-                await self._restore_saved(sandbox)
+                await self._restore_saved(sandbox, saved.snapshot.size)
             elif self._lease.agent.fork_from is not None:
                 await self._restore_fork(sandbox)
             else:
@@ -404,6 +418,8 @@ class LeaseRun:
             environment = await handler.environment(task, sandbox, self._models)
             if environment is not None:
                 stack.push_async_callback(environment.close)
+                if saved.turns:
+                    await restore(environment, saved.turns)
         if environment is not None and self._lease.agent.command is not None:
             raise TaskError(
                 f"a task of kind {task.kind!r} has an environment, which replies to the built-in loop only; "
@@ -416,12 +432,15 @@ class LeaseRun:
             )
         return sandbox, environment
 
-    async def _restore_saved(self, sandbox: Sandbox) -> None:
-        """Give the sandbox the files of the newest snapshot of an earlier lease. Raises ResumeFailed."""
+    async def _restore_saved(self, sandbox: Sandbox, size: int) -> None:
+        """Give the sandbox the files of the newest snapshot of an earlier lease, of `size` bytes. Raises ResumeFailed."""
         try:
-            about, archive = await self._node.uploads.turns_snapshot(self.ref)
-            check_image(about.image, sandbox)
-            await sandbox.restore(io.BytesIO(archive))
+            async with self._node.uploads.archives.reserve(size):
+                about, archive = await self._node.uploads.turns_snapshot(self.ref)
+                check_image(about.image, sandbox)
+                failpoint("before-restore")
+                await sandbox.restore(io.BytesIO(archive))
+                failpoint("after-restore")
         except (NotFound, Invalid, SnapshotUnusable) as error:
             raise ResumeFailed(f"the snapshot after a turn cannot be used: {error}") from None
 
@@ -452,7 +471,8 @@ class LeaseRun:
         sampled, raises an error with the reason."""
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
         assert self._saver is not None
-        never = why_never(lease, has_loop=handler.has_loop, has_environment=environment is not None)
+        forgets = environment is not None and not environment.saves
+        never = why_never(lease, has_loop=handler.has_loop, forgets=forgets)
         if not saved.turns and lease.lost and (why := never or saved.failed):
             begun_again = Resumption(turn=0, reason=lease.lost, node=lease.lost_node, dropped=saved.count, why=why)
             self._resumptions = [*saved.resumptions, begun_again]
@@ -488,6 +508,8 @@ class LeaseRun:
                         await self._play_again(loop, saved, turn_ended)
                     assert self._resume_snapshots is not None
                     loop.save_with(self._saver, self._resume_snapshots, self._node.end)
+                    if self._looks["looks"]:  # in INIT, or while the saved turns were played again
+                        self._saver.stop(LOOKED_INTO)
                 ran = await loop.run(budget, turn_ended)
             except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.
@@ -505,6 +527,7 @@ class LeaseRun:
         began, budget = time.monotonic(), self._budget(Stage.RUN)
         async with self._limit(budget, f"playing saved turns again took more than {budget:g} s"):
             replay = await loop.play_again(saved.turns, saved.begun_with, turn_ended)
+        failpoint("after-replay")
         resumption = saved.resumption(self._lease, replay, time.monotonic() - began)
         log.info("rollout %s goes on %s", self._lease.id, resumption.sentence)
         self._resumptions = [*saved.resumptions, resumption]

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
 from rollyard.core.errors import ResumeFailed
+from rollyard.core.failpoints import failpoint
 from rollyard.kinds.base import evolve
 from rollyard.node.agent_loop import (
     AgentProgress,
@@ -53,6 +54,7 @@ async def play_again(
 ) -> Replay:
     """Add the saved turns to the conversation, as far as they can be kept. `begun_with`: number of turns whose calls are not
     run again, because the sandbox began with their files. `turn_ended` is called after each turn that was run again.
+    Replies of an environment are added as they were; its state is left to the caller.
 
     Raises as `Tools.call`; ResumeFailed if the rollout must begin again in another sandbox; TaskError or TemplateUnusable if
     the chat template fails.
@@ -71,11 +73,16 @@ async def play_again(
         if again:
             replayed += 1
             if (why := await _run_calls(run, one.turn, tools)) is not None:
+                if one.turn.observation is not None:
+                    raise ResumeFailed(f"turn {number}: {why}, and the environment has replied to the one before")
                 return Replay(number, replayed, f"turn {number}: {why}", changed=True)
         run.turns.append(one.turn)
         append_results(run, _recorded(run, one.turn))
+        if one.turn.observation is not None:
+            run.conversation.add_reply(one.reply_role, one.turn.observation)
         if again:
             await turn_ended(number)
+            failpoint("after-played-turn")
     return Replay(len(saved), replayed)
 
 

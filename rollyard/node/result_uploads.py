@@ -15,18 +15,21 @@ from pydantic_core import from_json
 
 from rollyard.client.server_link import ServerLink, error_from_status, raise_for_status
 from rollyard.core.backoff import Backoff, until_done
+from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.failure_table import RESULT_REFUSED
 from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Stage
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.node.rollout_profile import profile_of
 from rollyard.node.upload_queue import UploadQueue
+from rollyard.sandbox.snapshot import SandboxSnapshot
 from rollyard.trajectory import Artifact, Outcome, RunResult, sampled_tokens
 from rollyard.trajectory.artifact import artifact_size, pack, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE, Columns, columns_of, decode
 from rollyard.trajectory.frames import framed, unframed
 from rollyard.wire.node import (
     MAX_RESULTS,
+    MAX_SNAPSHOT_BYTES,
     RESULT_CONTENT_TYPE,
     LeaseRef,
     ResultHeader,
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 REQUEST_SECONDS = 120.0
 SHORT_TURNS, SHORT_TOKENS = 8, 1024
 """Greatest numbers of turns and tokens of an outcome that is encoded on the event loop."""
+MAX_ARCHIVE_BYTES = 2 * MAX_SNAPSHOT_BYTES
 SNAPSHOT = "/v1/node/snapshot"
 RUN, RUNS, RESULTS, TURNS = "/v1/node/run", "/v1/node/runs", "/v1/node/results", "/v1/node/turns"
 SMALL_BYTES = 64 << 10
@@ -53,6 +57,8 @@ class ResultUploads:
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
+        self.archives = ByteBudget(MAX_ARCHIVE_BYTES)
+        """Limit on the snapshots in this process's memory, whatever the number of rollouts."""
         self._queues = {path: UploadQueue(partial(self._send, path)) for path in (RUNS, RESULTS, TURNS)}
         self._compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
         """Compressor of the event loop's thread. The compressor is kept, because making one takes ten times as long as
@@ -78,10 +84,12 @@ class ResultUploads:
             refusal = RESULT_REFUSED.error(ref.stage, str(error))
             await self._put(RESULTS, ref, Outcome(status=RESULT_REFUSED.status, node=outcome.node, error=refusal))
 
-    async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
-        """Upload a snapshot of a sandbox. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
-        the snapshot."""
-        await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
+    async def snapshot(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
+        """Upload a snapshot of a sandbox; None: the header says why there is none. Raises Fenced if the lease is void, and
+        Invalid or TooLarge if the server refuses the snapshot."""
+        async with self.archives.reserve(snapshot.size if snapshot is not None else 0):
+            archive = snapshot.read() if snapshot is not None else b""
+            await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
 
     async def turns(self, header: TurnsHeader, bodies: Sequence[bytes]) -> None:
         """Upload saved turns. Raises as `snapshot`."""

@@ -13,10 +13,11 @@ from typing import Self
 
 from rollyard.core.aio import end_tasks
 from rollyard.core.errors import ApiError, TooLarge
+from rollyard.core.failpoints import failpoint
 from rollyard.host.node_cache import node_cache
 from rollyard.node.agent_loop import AgentProgress
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.node.snapshot_cost import Cost, is_due, may_write, not_repeatable
+from rollyard.node.snapshot_cost import Cost, is_due, longest, may_write, not_repeatable
 from rollyard.node.turn_saver import TurnSaver
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.snapshot import SandboxSnapshot
@@ -36,6 +37,8 @@ class ResumeSnapshots:
         self._saver = saver
         self._last: Cost | None = None
         self._since = time.monotonic()
+        self.metrics: dict[str, float] = {}
+        """Number of snapshots so far, and their seconds and compressed bytes."""
         self._writing_calls = 0
         self._newest = 0
         """Turn of the newest snapshot."""
@@ -49,8 +52,9 @@ class ResumeSnapshots:
         """Take a snapshot after the last turn, if it is due. Raises SandboxLost."""
         self._writing_calls += sum(map(may_write, run.turns[-1].tool_calls))
         busy = self._task is not None and not self._task.done()
-        if not busy and is_due(self._last, time.monotonic() - self._since, self._writing_calls):
-            await self._take(len(run.turns))
+        since = time.monotonic() - self._since
+        if not busy and is_due(self._last, since, self._writing_calls):
+            await self._take(len(run.turns), longest(since))
 
     async def finish(self, turns: Sequence[Turn]) -> None:
         """Take a last snapshot after these turns, if calls since the newest one cannot be run again, and wait until it is
@@ -61,17 +65,31 @@ class ResumeSnapshots:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _take(self, turn: int) -> None:
+    async def _take(self, turn: int, seconds: float | None = None) -> None:
+        """`seconds`: greatest time; None: as long as it takes."""
         if self.stopped or self._saver.stopped:
             return
         began = time.monotonic()
+        failpoint("before-snapshot")
         try:
-            snapshot = await self._sandbox.snapshot(folder=node_cache(), most_compressed=MAX_SNAPSHOT_BYTES)
+            async with asyncio.timeout(seconds):
+                snapshot = await self._sandbox.snapshot(folder=node_cache(), most_compressed=MAX_SNAPSHOT_BYTES)
+        except TimeoutError:
+            self._since, self._last = time.monotonic(), Cost(time.monotonic() - began, 0)
+            return self._saver.tell(f"there is no snapshot after turn {turn}: it took longer than {seconds:.1f} s")
         except (OSError, TooLarge) as error:
-            self._stop(error)
-            return
+            return self._stop(error)
+        failpoint("after-snapshot")
+        if self._saver.stopped:  # somebody looked into the sandbox meanwhile
+            return snapshot.close()
         self._since, self._writing_calls, self._newest = time.monotonic(), 0, turn
         self._last = Cost(self._since - began, snapshot.size)
+        taken = {
+            "resume_snapshots": 1.0,
+            "resume_snapshot_seconds": self._last.seconds,
+            "resume_snapshot_bytes": snapshot.size,
+        }
+        self.metrics = {name: round(value + self.metrics.get(name, 0.0), 6) for name, value in taken.items()}
         header = SnapshotHeader(
             lease=self._ref,
             turn=turn,
@@ -89,13 +107,15 @@ class ResumeSnapshots:
             if self._saver.stored < header.turn:
                 return
             try:
-                await self._uploads.snapshot(header, snapshot.read())
+                await self._uploads.snapshot(header, snapshot)
+                failpoint("after-snapshot-upload")
             except ApiError as error:
                 self._stop(error)
 
     def _stop(self, error: Exception) -> None:
         log.info("rollout %s: no further snapshots to go on from: %s", self._ref.id, error)
         self.stopped = str(error)
+        self._saver.tell(f"no snapshots are taken after turn {self._newest}: {error}")
 
     async def __aenter__(self) -> Self:
         return self

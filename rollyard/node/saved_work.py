@@ -46,18 +46,18 @@ class SavedWork:
             snapshot=self.begun_with or None,
             replayed=replay.replayed,
             dropped=self.count - replay.kept,
-            why=replay.why or self.failed,
+            why="; ".join(filter(None, [self.failed, replay.why])) or None,
             seconds=round(seconds, 3),
         )
 
 
-def why_never(lease: Lease, *, has_loop: bool, has_environment: bool) -> str | None:
+def why_never(lease: Lease, *, has_loop: bool, forgets: bool = False) -> str | None:
     """Return why a rollout does not go on after a lost lease; None if it may. `has_loop`: the task kind has an agent loop of
-    its own. `has_environment`: the task has an environment."""
+    its own. `forgets`: the task has an environment that cannot save its state."""
     if not lease.resume:
         return "`resume` is never in its pool or its request"
     if lease.agent.type != "loop":
         return "a command keeps its state in its own processes"
     if has_loop:
         return "the task kind's own agent loop keeps its state in the node agent"
-    return "the task's environment keeps its state outside of the sandbox" if has_environment else None
+    return "the task's environment cannot save its state: it has no `state` and `restore`" if forgets else None

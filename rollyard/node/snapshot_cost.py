@@ -15,6 +15,8 @@ FIRST_SECONDS = 1.0
 """Cost of a rollout's first snapshot, before any was taken."""
 BYTES_PER_SECOND = 20e6
 """Bytes of a compressed snapshot that cost as much as a second: they are sent, written and kept."""
+LEAST_LIMIT_SECONDS = 3.0
+"""A snapshot may always take this long."""
 SHORT_SECONDS = 60.0
 """Calls that took no longer than this together are run again rather than sampling a turn again."""
 STATEFUL = ("bash", "ipython")
@@ -39,6 +41,12 @@ def is_due(last: Cost | None, since: float, writing_calls: int) -> bool:
     then that may have written."""
     cost = max(FIRST_SECONDS, last.whole) if last is not None else FIRST_SECONDS
     return writing_calls > 0 and cost <= SHARE * since
+
+
+def longest(since: float) -> float:
+    """Return the seconds after which a snapshot is given up. `since`: as of `is_due`. Nobody knows beforehand what the first
+    one costs, nor one after many changes."""
+    return max(LEAST_LIMIT_SECONDS, 2 * SHARE * since)
 
 
 def may_write(call: Mapping[str, Any]) -> bool:

@@ -37,6 +37,10 @@ class Tools:
         """Let no call begin any more."""
         self._free.clear()
 
+    async def free(self) -> None:
+        """Wait for ever if no call may begin any more."""
+        await self._free.wait()
+
     def is_repeatable(self, name: str) -> bool:
         """Whether a call of this tool can be run again in another sandbox."""
         own = self._own.get(name)
@@ -45,7 +49,7 @@ class Tools:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Run a call and return the result for the model. Raises SandboxLost and SandboxBroken; for a handler's own tool also
         the errors of a handler."""
-        await self._free.wait()
+        await self.free()
         if name not in self.offered:
             return ToolResult(tool_results.unknown_tool_result(name, self.offered), failed=True)
         if (own := self._own.get(name)) is not None:

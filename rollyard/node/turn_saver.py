@@ -10,7 +10,8 @@ from typing import Self
 import zstandard
 
 from rollyard.core.aio import Waker, end_tasks
-from rollyard.core.errors import ApiError
+from rollyard.core.errors import ApiError, Fenced
+from rollyard.core.failpoints import failpoint
 from rollyard.kinds.resumption import Resumption
 from rollyard.node.agent_loop import AgentProgress
 from rollyard.node.result_uploads import ResultUploads
@@ -41,6 +42,8 @@ class TurnSaver:
         self._tools: Tools | None = None
         self.stopped = "the loop has not begun"
         """Why no further turns are saved; empty while they are."""
+        self._untold = ""
+        """Sentence that the server does not have yet, for people."""
         self._changed = Waker()
         self._all_stored = asyncio.Event()
         self._all_stored.set()
@@ -60,7 +63,14 @@ class TurnSaver:
 
     def stop(self, why: str) -> None:
         """Save no further turns."""
-        self.stopped = self.stopped or why
+        if not self.stopped:
+            self.stopped = why
+            self.tell(f"no turns are saved after turn {self.stored + len(self._waiting)}: {why}")
+
+    def tell(self, sentence: str) -> None:
+        """Let the rollout's history say what is not saved any more."""
+        self._untold = f"{self._untold}; {sentence}" if self._untold else sentence
+        self._wake()
 
     def goes_on(self, run: AgentProgress, spent: float = 0.0) -> None:
         """Save the last turn. `spent`: seconds of RUN's budget so far."""
@@ -84,23 +94,30 @@ class TurnSaver:
     async def _upload_all(self) -> None:
         while True:
             await self._changed.pause(3600.0)
-            while self._waiting or self._resumed is not None:
+            while self._waiting or self._resumed is not None or self._untold:
                 await self._upload()
             self._all_stored.set()
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _upload(self) -> None:
-        bodies, resumed = list(self._waiting), self._resumed
-        header = TurnsHeader(lease=self._ref, kept=self.stored, resumed=resumed, weights_version=self._version)
+        bodies, resumed, told = list(self._waiting), self._resumed, self._untold
+        header = TurnsHeader(
+            lease=self._ref, kept=self.stored, resumed=resumed, weights_version=self._version, stopped=told
+        )
         try:
+            failpoint("before-turns-upload")
             await self._uploads.turns(header, bodies)
+            failpoint("after-turns-upload")
         except ApiError as error:  # the lease is void, or the server takes no more of this rollout
             log.info("rollout %s: no further turns are saved: %s", self._ref.id, error)
-            self.stop(str(error))
             self._waiting.clear()
+            self.stop(str(error))
             self._resumed = None
+            if isinstance(error, Fenced) or not bodies:
+                self._untold = ""
             return
         self.stored += len(bodies)
+        self._untold = self._untold.removeprefix(told).removeprefix("; ")
         del self._waiting[: len(bodies)]
         if self._resumed is resumed:
             self._resumed = None
@@ -125,9 +142,16 @@ def packed(run: AgentProgress, spent: float = 0.0) -> bytes:
         weights_versions=versions,
         prompt_digest=prompt_digest(conversation.ids_before_last(begun)),
         run_seconds=spent,
+        reply_role=run.reply_role,
+        environment=run.environment,
+        role_calls=list(run.role_calls),
     )
     return _COMPRESSOR.compress(saved.model_dump_json().encode())
 
 
 def unpacked(bodies: Sequence[bytes]) -> list[SavedTurn]:
-    return [SavedTurn.model_validate_json(zstandard.decompress(body), extra="ignore") for body in bodies]
+    """Raises ValueError if a body is not a turn."""
+    try:
+        return [SavedTurn.model_validate_json(zstandard.decompress(body), extra="ignore") for body in bodies]
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rollyard.controller.event_recorder import EventRecorder
-from rollyard.controller.failpoints import failpoint
 from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
+from rollyard.core.failpoints import failpoint
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import Pool

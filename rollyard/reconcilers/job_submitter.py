@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollyard.controller.event_recorder import EventRecorder
-from rollyard.controller.failpoints import failpoint
 from rollyard.core.clock import Clock, as_datetime, as_text, time_of_day
 from rollyard.core.errors import Conflict, Invalid, NotFound, Refusal, RollyardError, SlurmUnreachable, SubmitRefused
+from rollyard.core.failpoints import failpoint
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import POOL_KINDS, Pool

@@ -13,11 +13,11 @@ from typing import Any
 
 from rollyard.controller.event_recorder import EventRecorder
 from rollyard.controller.expectations import Expectations
-from rollyard.controller.failpoints import failpoint
 from rollyard.controller.informer import Informer
 from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import AlreadyExists, Conflict, NotFound, RollyardError
+from rollyard.core.failpoints import failpoint
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
 from rollyard.kinds.autoscaling import GpuLedger, ScalingDecision
 from rollyard.kinds.base import (

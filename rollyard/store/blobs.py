@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from rollyard.core.errors import Unavailable
+from rollyard.core.errors import Damaged, Unavailable
 from rollyard.store.base import BlobRef
 
 PACK_LIMIT = 1 << 30
@@ -107,7 +107,7 @@ def newest_epoch(folder: Path) -> int | None:
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
-    """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged, or if a read fails."""
+    """Read a blob and check its digest. Raises Unavailable if the blob is missing or if a read fails, and Damaged."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
         raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:
@@ -118,7 +118,7 @@ def read_blob(folder: Path, ref: BlobRef) -> bytes:
     except OSError as error:
         raise Unavailable(f"pack {ref.pack} cannot be read: {error.strerror}") from None
     if len(data) != ref.length or hashlib.sha256(data).hexdigest() != ref.sha256:
-        raise Unavailable(f"the blob at {ref.offset} in pack {ref.pack} is damaged: its digest does not match")
+        raise Damaged(f"the blob at {ref.offset} in pack {ref.pack} is damaged: its digest does not match")
     return data
 
 

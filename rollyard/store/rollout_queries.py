@@ -61,6 +61,10 @@ class RolloutQueries:
         """Bytes of the saved turns of a pool's rollouts, and those of their snapshots."""
         return saved_turn_table.totals(self._db, pool)
 
+    def all_resume_totals(self) -> dict[PoolKey, tuple[int, int]]:
+        """Those bytes by pool."""
+        return saved_turn_table.all_totals(self._db)
+
     def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
         """Return records in order of arrival, or as the search sorts them."""
         if filter.search is not None:

@@ -34,6 +34,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     get = reading(RolloutQueries.get)
     snapshots = reading(RolloutQueries.snapshots)
     saved_turns = reading(RolloutQueries.saved_turns)
+    all_resume_totals = reading(RolloutQueries.all_resume_totals)
     list_rollouts = reading(RolloutQueries.list_rollouts, costly=True)
     summarize = reading(RolloutQueries.summarize, costly=True)
     work = reading(RolloutQueries.work, costly=True)

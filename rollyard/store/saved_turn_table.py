@@ -51,6 +51,12 @@ def totals(db: sqlite3.Connection, pool: PoolKey) -> tuple[int, int]:
     return db.execute(query, pool).fetchone() or (0, 0)
 
 
+def all_totals(db: sqlite3.Connection) -> dict[PoolKey, tuple[int, int]]:
+    """Return these bytes by pool."""
+    rows = db.execute("SELECT namespace, pool, turn_bytes, snapshot_bytes FROM resume_totals")
+    return {PoolKey(namespace, pool): (turns, snapshots) for namespace, pool, turns, snapshots in rows}
+
+
 def put_turns(
     db: sqlite3.Connection,
     record: RolloutRecord,

@@ -144,6 +144,22 @@ class Environment(Protocol):
         """Release what the environment holds. This method is always called, however the attempt ends."""
 
 
+class SavableEnvironment(Environment, Protocol):
+    """An environment whose rollout goes on after its last turn when its node is lost. It changes nothing in the agent's
+    sandbox, because a saved state has no files."""
+
+    saves: bool = True
+    """False: this one cannot be saved, in spite of its methods."""
+
+    async def state(self) -> str:
+        """Return all that later replies depend on, at most 1,048,576 characters. It is called after each turn behind which the
+        conversation goes on."""
+
+    async def restore(self, state: str) -> None:
+        """Go to this state, which `state` of an equal environment has returned, and set the `opening` of that one. A new
+        environment gets it before its first `reply`, and may get an earlier one before that too."""
+
+
 class AgentConversation(Protocol):
     """One conversation of a handler's own agent loop with the model that is trained."""
 

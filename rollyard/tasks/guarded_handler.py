@@ -19,7 +19,7 @@ import reprlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from rollyard.core.errors import (
     EndpointError,
@@ -44,6 +44,7 @@ from rollyard.tasks.base import (
     Message,
     Reply,
     RoleModels,
+    SavableEnvironment,
     Score,
     sum_of_rewards,
 )
@@ -63,6 +64,8 @@ MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
 """Limit for the metrics, and for the parts, which are stored twice: in the rollout's record and in the trajectory."""
 TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+MAX_STATE_CHARS = 1 << 20
+"""Greatest length of the saved state of an environment."""
 CLOSE_SECONDS = 5.0
 """Time limit for the `close` of an environment."""
 
@@ -107,11 +110,17 @@ class GuardedEnvironment(_Guarded):
         super().__init__(kind, environment)
         self._environment = environment
         self._models = models
+        self.opening: Sequence[Message] = ()
         with self._guard("environment"):
-            opening = getattr(environment, "opening", ())
-            self._check("environment", opening, are_messages(opening), f"an environment whose `opening` is {MESSAGES}")
-            self.opening: Sequence[Message] = opening
+            self._read_opening()
             self.every_turn = bool(getattr(environment, "every_turn", False))
+            offers = all(callable(getattr(environment, name, None)) for name in ("state", "restore"))
+            self.saves = offers and bool(getattr(environment, "saves", True))
+
+    def _read_opening(self) -> None:
+        opening = getattr(self._environment, "opening", ())
+        self._check("environment", opening, are_messages(opening), f"an environment whose `opening` is {MESSAGES}")
+        self.opening = opening
 
     async def reply(self, turn: Turn) -> Reply | None:
         with self._guard("reply", self._models):
@@ -131,6 +140,20 @@ class GuardedEnvironment(_Guarded):
             if reply is None or reply.reward is None:
                 return reply
             return replace(reply, reward=float(reply.reward))
+
+    async def state(self) -> str:
+        """Return the environment's state. Raises HandlerFailed also if it is too long."""
+        with self._guard("state", self._models):
+            found = await cast(SavableEnvironment, self._environment).state()
+            right = _text(found) and len(found) <= MAX_STATE_CHARS
+            self._check("state", found, right, f"a text of at most {MAX_STATE_CHARS} characters")
+        return found
+
+    async def restore(self, state: str) -> None:
+        """Put the environment into this state."""
+        with self._guard("restore", self._models):
+            await cast(SavableEnvironment, self._environment).restore(state)
+            self._read_opening()
 
     async def close(self) -> None:
         """Close the environment. Errors and time-outs are logged, because the rollout's result does not depend on them."""

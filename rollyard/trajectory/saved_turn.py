@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import Literal
 
 from rollyard.kinds.base import WireModel
+from rollyard.trajectory.role_call import RoleCall
 from rollyard.trajectory.turn import Turn
 
 
@@ -22,6 +24,12 @@ class SavedTurn(WireModel):
     """Digest of the prompt's ids behind the turn before in the same segment, so that the prompt can be recognised."""
     run_seconds: float = 0.0
     """Seconds of RUN's budget that were used at the end of the turn. A wait for a model server uses none."""
+    reply_role: Literal["user", "tool"] = "user"
+    """Role of the message with the environment's reply."""
+    environment: str | None = None
+    """State of the task's environment after the turn, as the environment has saved it. Null: there is no environment."""
+    role_calls: list[RoleCall] = []
+    """Calls of models by role that the environment made since the turn before."""
 
 
 def prompt_digest(ids: Sequence[int]) -> str:

@@ -465,6 +465,8 @@ class TurnsHeader(WireMessage):
     """Set in the first upload of a lease that followed a lost one."""
     weights_version: str | None = None
     """Version of the endpoint with which the lease began."""
+    stopped: str = ""
+    """Sentence that says what is not saved any more under this lease, and why."""
 
 
 class StoredTurns(WireMessage):

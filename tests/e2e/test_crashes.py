@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from rollyard.client import AsyncClient
-from rollyard.controller.failpoints import FAILPOINTS
 from rollyard.core.errors import Unavailable
+from rollyard.core.failpoints import POOL_POINTS
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.trajectory import Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow(100)
 IDLE = {"setup": "exec sleep 100000"}
 DOWN = ("after-cancel", "after-ended-allocation", "before-allocation-removal", "before-finalizer-removal")
 """The failpoints of a deletion, in their order."""
-UP = tuple(point for point in FAILPOINTS if point not in DOWN)
+UP = tuple(point for point in POOL_POINTS if point not in DOWN)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

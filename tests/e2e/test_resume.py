@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +20,18 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.aio import running
+from rollyard.core.failpoints import NODE_POINTS, SERVER_POINTS, VARIABLE
 from rollyard.kinds.allocation import DRAINED_BY
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.task import Task
 from rollyard.node.turn_saver import unpacked
 from rollyard.trajectory import SavedTurn, Trajectory
-from tests.support.file_work import ANSWER, file_turns, files_after, files_in, stem_task
+from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files_in, stem_task
 from tests.support.scripted_agent import call
 from tests.support.scripted_engine import SAMPLED, scripted_pool
-from tests.support.yard import MODEL, Yard, end, kill
+from tests.support.small_games import Ledger
+from tests.support.yard import MODEL, ROOT, Yard, end, kill
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(60)]
 
@@ -35,17 +40,29 @@ SLOW = "sleep 0.5"
 MOST = 200
 """Greatest number of rollouts of each kind in the storm."""
 NEVER = "`resume` is never in its pool or its request"
-LOST = "[the shell ended and was started anew; its state is lost]"
+FORGETS = "the task's environment cannot save its state: it has no `state` and `restore`"
 WAYS = ("auto", "never")
 CUT = [
     call("bash", command="true && printf %s NONCE > f0"),
     call("bash", command="sleep 30"),
     *(call("bash", command=f"{SLOW} && printf %s -NONCE >> f0") for _ in range(4)),
-    call("bash", command="cat f0"),
+    call("bash", command="true && cat f0"),
     ANSWER,
 ]
 """Turns with a call that is stopped at its time limit."""
-NAMES = {"preempted-1": CUT} | {
+PLAYED = [
+    text
+    for n in range(4)
+    for text in (f"I play NONCE-{n}", call("bash", command=f"true && printf %s -NONCE {'>>' if n else '>'} f0"))
+] + ["I play NONCE-4"]
+"""Turns of a game, and calls between them."""
+QUICK_POINTS = ("before-turns-commit", "after-snapshot", "after-restore")
+POINTS = [
+    pytest.param(point, marks=[] if point in QUICK_POINTS else pytest.mark.long)
+    for point in (*SERVER_POINTS, *NODE_POINTS)
+    if point != "after-environment-restore"
+]
+NAMES = {"preempted-1": CUT, "played-1": PLAYED, "forgetful-1": PLAYED} | {
     name: file_turns(TURNS, seed, SLOW)
     for seed, name in enumerate(
         [
@@ -53,6 +70,7 @@ NAMES = {"preempted-1": CUT} | {
             "drained-1",
             "sandbox-1",
             "never-1",
+            "kept-1",
             *(f"storm-{way}-{n:03}." for way in WAYS for n in range(MOST)),
         ]
     )
@@ -62,6 +80,8 @@ NAMES = {"preempted-1": CUT} | {
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def resuming(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     yard = Yard(tmp_path_factory.mktemp("yard"))
+    (yard.folder / "crash").mkdir()
+    yard.env |= {"PYTHONPATH": str(ROOT), VARIABLE: str(yard.folder / "crash")}  # for the environments' modules
     policy = scripted_pool(yard.folder, MODEL, NAMES)
     try:
         yard.start()
@@ -170,6 +190,75 @@ async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming
         if "printf" in turn.text
     ]
     assert results[6] == "".join(written)
+    assert rows(yard) == 0
+
+
+def game(name: str, env: str, gate: Path) -> RolloutRequest:
+    """Return a request for a game that has a secret of its own in each attempt."""
+    arguments = {"name": name, "steps": 5, "gate": str(gate)}
+    fields = {"env": f"tests.support.small_games:{env}", "arguments": arguments, "seed": None, "tools": ["bash"]}
+    task = {"kind": "env", "framework": "class", **fields}
+    return request(name).model_copy(update={"task": Task.model_validate(task)})
+
+
+async def test_an_environment_goes_on_where_it_was_if_it_can_save_itself(
+    resuming: tuple[Yard, AsyncClient],
+) -> None:
+    yard, client = resuming
+    gate = yard.folder / "gate"
+    ids = await client.submit([game("played-1", "Ledger", gate), game("forgetful-1", "Forgetful", gate)])
+
+    async def some_played() -> list[SavedTurn]:
+        found = await asyncio.to_thread(saved_turns, yard, "played-1")
+        return found if len(found) == 6 and sampled(yard, "forgetful-1") == 7 else []
+
+    await yard.until(some_played)
+    (yard.folder / "crash" / "after-environment-restore").touch()
+    for id in ids:
+        await kill_holder(yard, client, id)
+    before = saved_turns(yard, "played-1")
+    gate.touch()
+    played, forgetful = await yard.gather(client, ids)
+    assert (played.error, played.attempt, forgetful.error) == (None, 1, None)
+    assert not (yard.folder / "crash" / "after-environment-restore").exists(), "it was killed there too"
+    (resumption,) = played.resumptions
+    assert (resumption.turn, resumption.dropped, resumption.why) == (len(before), 0, None)
+    assert [turn.text for turn in played.turns[: len(before)]] == [one.turn.text for one in before]
+    same = Ledger("played-1", 5)
+    same.reset()
+    same.restore(json.loads(before[-1].environment or "")["state"] | {"said": []})
+    steps = [turn for turn in played.turns if not turn.tool_calls]
+    assert [same.step(turn.text)[:2] for turn in steps] == [(turn.observation, turn.reward) for turn in steps]
+    assert len(steps) == 5
+    await check_files(client, played)
+    assert {(one.turn, one.why) for one in forgetful.resumptions} == {(0, FORGETS)}
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_kill_at_any_point_mixes_no_two_states(resuming: tuple[Yard, AsyncClient], point: str) -> None:
+    """The files at the end of RUN are those that a plain model comes to by the recorded turns."""
+    yard, client = resuming
+    armed, plays = yard.folder / "crash" / point, point in ("after-played-turn", "after-replay")
+    name = "kept-1" if plays or "turns" in point else "preempted-1"
+    asked = request(name, tool_timeout_seconds=1.0).model_copy(update={"id": f"{point}-1"})
+    (id,) = await client.submit([asked])
+
+    async def some_saved() -> bool:
+        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 3
+
+    await yard.until(some_saved)
+    armed.touch()
+    if "turns" not in point:
+        number = signal.SIGKILL if plays else signal.SIGTERM  # then a snapshot is taken
+        for pid in yard.processes("node-agent", await holder(client, id)):
+            os.kill(pid, number)
+    await yard.until(lambda: not armed.exists())
+    if point in SERVER_POINTS:
+        yard.stop()
+        yard.start()
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt, len(ended.turns)) == (1.0, None, 1, len(NAMES[name]))
+    await check_files(client, ended)
     assert rows(yard) == 0
 
 

@@ -181,7 +181,8 @@ async def play_to_the_limit(model_dir: Path, environment: Replies) -> AgentProgr
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(3600) as policy.limit:
             models = LeaseModels({}, cast(Any, None), Stage.RUN)
-            replies = agent_run._UncutReplies(GuardedEnvironment("quiz", environment), policy.limit, 3600, models)
+            guarded = GuardedEnvironment("quiz", environment)
+            replies = agent_run._UncutReplies(guarded, policy.limit, 3600, models, tools)
             await run_agent(run, policy, tools, AgentSpec(), Sampling(), 0, replies)
     return run
 

@@ -323,6 +323,11 @@ async def test_a_limit_of_calls_ends_a_conversation_and_its_work_is_scored(
         )
         with pytest.raises(RoleBudgetUsed):
             await scored(models, swallows)
+        later = judge(max_calls=2)  # the same rollout under another lease
+        later.go_on_after(models.calls[:2])
+        assert later.calls == models.calls[:2]
+        with pytest.raises(RoleBudgetUsed):
+            await scored(later, swallows)
         models = judge(max_tokens=30)
         with pytest.raises(RoleBudgetUsed, match="maxTokens"):
             await scored(models, lambda models: _twice(models))

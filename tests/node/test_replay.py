@@ -8,13 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from rollyard.core.errors import ResumeFailed
 from rollyard.kinds.rollout import AgentSpec, Sampling
-from rollyard.node.agent_loop import AgentProgress, run_agent
+from rollyard.node.agent_loop import AgentProgress, prompt_ids_of, run_agent
 from rollyard.node.replay import Replay, play_again
 from rollyard.node.turn_saver import packed, unpacked
+from rollyard.tasks.base import Environment, Reply
 from rollyard.tasks.own_tools import ToolResult
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.trajectory import SavedTurn
+from rollyard.trajectory import SavedTurn, Turn
 from tests.node.test_fork import CALLS, Told, begun
 
 WRONG = '<tool_call>\n{"name": "bash", "arguments": \n</tool_call>'
@@ -37,7 +39,9 @@ class Shell:
         return ToolResult(self._answers.get(command.replace(" ", "_"), f"result of {command}"))
 
 
-async def work(template: ChatTemplate, texts: Sequence[str], **answers: str) -> tuple[AgentProgress, list[SavedTurn]]:
+async def work(
+    template: ChatTemplate, texts: Sequence[str], *, environment: Environment | None = None, **answers: str
+) -> tuple[AgentProgress, list[SavedTurn]]:
     """Run a conversation; return it with its saved turns."""
     run, bodies = begun(template), list[bytes]()
     tools, policy = Shell(**answers), Told(template, *texts)
@@ -45,7 +49,8 @@ async def work(template: ChatTemplate, texts: Sequence[str], **answers: str) -> 
     async def goes_on() -> None:
         bodies.append(packed(run))
 
-    await run_agent(run, policy, cast(Any, tools), AgentSpec(), Sampling(), 0, goes_on=goes_on)
+    agent = AgentSpec(max_turns=len(texts))
+    await run_agent(run, policy, cast(Any, tools), agent, Sampling(), 0, environment, goes_on=goes_on)
     return run, unpacked(bodies)
 
 
@@ -97,6 +102,32 @@ async def test_the_turn_of_a_call_that_differs_keeps_its_tokens_and_gets_the_new
     kept = run.turns[1].prompt_length + run.turns[1].response_length
     assert (now.token_ids[:kept], now.logprobs[:kept]) == (was.token_ids[:kept], was.logprobs[:kept])
     assert len(run.turns) == 3
+
+
+class Game:
+    """Replies to each turn, also to one with calls."""
+
+    opening = ()
+    every_turn = True
+
+    async def reply(self, turn: Turn) -> Reply:
+        return Reply(f"you said {len(turn.text)}", 0.5, role="tool" if turn.tool_calls else "user")
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_replies_of_an_environment_are_kept_as_they_were(template: ChatTemplate) -> None:
+    texts = ["left", CALLS[0], "right", "end"]
+    first, saved = await work(template, texts, environment=Game())
+    assert [one.reply_role for one in saved] == ["user", "tool", "user", "user"]
+    shell = Shell()
+    run, replay, _ = await again(template, saved, shell)
+    assert (replay, shell.called) == (Replay(4, 4), ["echo 0"])
+    assert run.turns == first.turns
+    assert await prompt_ids_of(run.conversation, None) == await prompt_ids_of(first.conversation, None)
+    with pytest.raises(ResumeFailed, match="turn 2: call 1 had another result, and the environment has replied"):
+        await again(template, saved, Shell(echo_0="another"))
 
 
 async def test_what_differs_by_a_rule_alone_keeps_the_recorded_text(template: ChatTemplate) -> None:

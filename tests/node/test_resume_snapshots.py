@@ -19,7 +19,8 @@ from rollyard.node.saved_work import SavedWork
 from rollyard.node.tool_execution import Tools
 from rollyard.node.turn_saver import TurnSaver
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.tasks.base import Handler
+from rollyard.sandbox.snapshot import SandboxSnapshot
+from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trajectory import Outcome, RunResult, SavedTurn
 from rollyard.wire.node import LeaseRef, SnapshotHeader, TurnsHeader
@@ -43,7 +44,7 @@ class Server:
             raise self._refuses_turns
         self.arrived.append(f"turns {header.kept}+{len(bodies)}")
 
-    async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
+    async def snapshot(self, header: SnapshotHeader, archive: SandboxSnapshot | None) -> None:
         if self._refuses_snapshots is not None:
             raise self._refuses_snapshots
         assert archive
@@ -121,11 +122,11 @@ class Unusable(LeaseRun):
 
     tried: list[tuple[int, int]]
 
-    async def _saved_work(self) -> SavedWork:
+    async def _saved_work(self, handler: GuardedHandler) -> SavedWork:
         self.tried = []
         return SavedWork(cast(list[SavedTurn], [None] * 3), RolloutSnapshot(turn=2), count=3)
 
-    async def _run_with(self, handler: Handler, saved: SavedWork) -> RunResult:
+    async def _run_with(self, handler: GuardedHandler, saved: SavedWork) -> RunResult:
         self.tried.append((len(saved.turns), saved.begun_with))
         if saved.turns:
             raise ResumeFailed("it is damaged")

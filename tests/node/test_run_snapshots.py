@@ -18,6 +18,7 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.sandbox_factory import SandboxFactory
+from rollyard.sandbox.snapshot import SandboxSnapshot
 from rollyard.wire.node import LeaseRef, SnapshotHeader
 
 REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
@@ -31,8 +32,8 @@ class Uploads:
     def __init__(self) -> None:
         self.arrived: list[tuple[SnapshotHeader, int]] = []
 
-    async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
-        self.arrived.append((header, len(archive)))
+    async def snapshot(self, header: SnapshotHeader, archive: SandboxSnapshot | None) -> None:
+        self.arrived.append((header, archive.size if archive is not None else 0))
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import time
@@ -61,6 +62,55 @@ class SecondTry(Sums):
             os.unlink(self.file)
             os._exit(3)
         return super().step(action)
+
+
+class Ledger:
+    """Replies with a digest of its secret and of all that was said, which also gives the reward. It can be saved."""
+
+    def __init__(self, name: str, steps: int, gate: str = "/") -> None:
+        """`gate`: file for which the last step but one waits."""
+        self.name, self.steps, self.gate = name, steps, gate
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self.secret, self.said = random.Random(seed).randrange(1 << 30), list[str]()
+        return f"{self.name}: the secret is {self.secret}.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.said.append(action)
+        while len(self.said) == self.steps - 1 and not os.path.exists(self.gate):
+            time.sleep(0.05)
+        digest = hashlib.sha256(repr((self.secret, self.said)).encode()).hexdigest()
+        return digest, int(digest[:4], 16) / 0xFFFF, len(self.said) == self.steps, False, {}
+
+    def state(self) -> Any:
+        return {"secret": self.secret, "said": self.said}
+
+    def restore(self, state: Any) -> None:
+        self.secret, self.said = state["secret"], state["said"]
+
+
+class Forgetful(Ledger):
+    state = restore = None  # type: ignore[assignment]
+
+
+class Unsavable(Ledger):
+    """Saves itself in the way that its name says."""
+
+    def state(self) -> Any:
+        match self.name:
+            case "raises":
+                raise LookupError("no such page")
+            case "async":
+                return asyncio.sleep(0)
+            case "object":
+                return object()
+            case "long":
+                return "x" * (1 << 20)
+            case "exit":
+                os._exit(3)
+
+    def restore(self, state: Any) -> None:
+        raise LookupError("no such page")
 
 
 class Older:

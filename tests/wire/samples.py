@@ -297,7 +297,7 @@ SAMPLES = (
         seconds=0.5,
         resume=True,
     ),
-    TurnsHeader(lease=REF, kept=2, resumed=RESUMPTION, weights_version="v3"),
+    TurnsHeader(lease=REF, kept=2, resumed=RESUMPTION, weights_version="v3", stopped="no turns are saved after turn 2"),
     StoredTurns(snapshot=RolloutSnapshot(turn=1, size=9), resumptions=[RESUMPTION]),
     ResultHeader(
         lease=REF,

@@ -54,6 +54,17 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
     return "\n".join([*lines[:KEPT_FIRST], str(dropped + 1), *lines[KEPT_FIRST + 1 :], line, ""])
 
 
+def lease_says(record: RolloutRecord, event: HistoryEvent, message: str) -> bool:
+    """Whether the present lease has this entry."""
+    for line in reversed(record.history.split("\n")[:-1]):
+        found = from_json(line)
+        if isinstance(found, int) or found[1] == HistoryEvent.LEASED:
+            return False
+        if found[1] == event and found[4].get("message", "") == message[:MAX_TEXT_CHARS]:
+            return True
+    return False
+
+
 def last_loss(record: RolloutRecord) -> tuple[str, str]:
     """Return why the lease before the present one ended without a result, and its node; empty if that was not so."""
     lines = record.history.split("\n")[-3:-1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import zstandard
 
 from rollyard.core.errors import Invalid, TooLarge
+from rollyard.core.failpoints import failpoint
 from rollyard.core.telemetry import RESUMED_TURNS, ROLLOUTS_RESUMED, TURNS_SAVED
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import Stage
@@ -73,9 +74,10 @@ def turns_report(upload: TurnsUpload, holder_uid: str, now: float) -> Report:
         turns = header.kept + len(upload.bodies)
         if turns:  # else all that is stored is deleted with the change of the record
             tx.put_turns(record, header.kept, upload.bodies, told)
+            failpoint("before-turns-commit")
         if resumed is not None:
             tx.delete_snapshots_after(record, header.kept)
-        return [(record, TurnsSaved(now, header.lease.fence, turns, resumed, header.weights_version))]
+        return [(record, TurnsSaved(now, header.lease.fence, turns, resumed, header.weights_version, header.stopped))]
 
     return pick
 
@@ -95,6 +97,7 @@ def put_resume_snapshot(
     if tx.resume_totals(record.pool_key)[1] - replaced + len(archive) > MAX_POOL_SNAPSHOT_BYTES:
         raise TooLarge(f"the snapshots of pool {record.pool!r} have more than {MAX_POOL_SNAPSHOT_BYTES} bytes")
     blob = tx.add_blob(archive)
+    failpoint("after-snapshot-pack")
     tx.put_resume_snapshot(record, StoredSnapshot(about_snapshot(header, blob, now), blob))
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.errors import ApiError, Fenced, Invalid, NotFound, TooLarge
+from rollyard.core.failpoints import failpoint
 from rollyard.core.telemetry import (
     ATTEMPTS_FAULTED,
     LEASES_LOST,
@@ -203,6 +204,7 @@ class RolloutService:
         """Store turns of RUN, in one transaction. Return for each upload the error, or None. A repeated call has no effect."""
         now = self._clock.time()
         errors = await self._step_each([turns_report(upload, holder_uid, now) for upload in uploads])
+        failpoint("after-turns-commit")
         for upload, error in zip(uploads, errors, strict=True):
             if error is None:
                 count(upload.header.resumed, len(upload.bodies))
@@ -214,6 +216,7 @@ class RolloutService:
         now, put = self._clock.time(), put_resume_snapshot if header.resume else put_snapshot
         await self.transact(lambda tx, changes: put(tx, changes, header, holder_uid, archive, now))
         if header.resume:
+            failpoint("after-snapshot-commit")
             RESUME_SNAPSHOT_BYTES.inc(len(archive))
             RESUME_SNAPSHOT_SECONDS.inc(header.seconds)
 

@@ -20,7 +20,8 @@ follows (table of crashes in ARCHITECTURE.md).
 While RUN goes on, its holder saves its turns (TurnsSaved). After Lost or a lost sandbox, a record with saved turns keeps its
 attempt, and its next holder goes on after them. Everything else that queues the record again drops them.
 
-Each change adds an entry to the record's history in the same step, except TurnsSaved, which only tells where a lease went on.
+Each change adds an entry to the record's history in the same step, except TurnsSaved, which only tells where a lease went on,
+and what it does not save any more.
 
 One file, so that the drawing and the code that it shows are read together.
 """
@@ -46,7 +47,7 @@ from rollyard.kinds.failure_table import (
 from rollyard.kinds.resumption import LOSSES, Resumption
 from rollyard.kinds.rollout import CHECK, RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
-from rollyard.server.rollouts.history import LeaseChoice, with_entry
+from rollyard.server.rollouts.history import LeaseChoice, lease_says, with_entry
 from rollyard.store.base import BlobRef, RolloutRecord
 from rollyard.wire.node import IMAGE_REASON
 
@@ -123,6 +124,8 @@ class TurnsSaved:
     """Set in the first such event of a lease that followed a lost one."""
     weights_version: str | None = None
     """Version of the endpoint with which the lease began."""
+    stopped: str = ""
+    """Sentence about what is not saved any more; empty if nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +375,15 @@ def _save_turns(record: RolloutRecord, event: TurnsSaved) -> RolloutRecord:
     check_fence(record, event.fence)
     if record.stage is Stage.EVAL:
         raise Fenced(f"rollout {record.id} is at EVAL, and has all its turns; drop these")
-    if (resumed := event.resumed) is None:
-        return replace(record, saved_turns=event.turns)
-    version = record.weights_version if resumed.turn else event.weights_version or record.weights_version
-    history = with_entry(record, event.at, HistoryEvent.RESUMED, message=resumed.sentence)
-    return replace(record, saved_turns=event.turns, weights_version=version, history=history)
+    record = replace(record, saved_turns=event.turns)
+    if (resumed := event.resumed) is not None:
+        version = record.weights_version if resumed.turn else event.weights_version or record.weights_version
+        record = replace(record, weights_version=version)
+    words = {HistoryEvent.RESUMED: resumed.sentence if resumed else "", HistoryEvent.SAVING_STOPPED: event.stopped}
+    for word, message in words.items():
+        if message and not lease_says(record, word, message):  # else the upload is repeated
+            record = replace(record, history=with_entry(record, event.at, word, message=message))
+    return record
 
 
 def _look_into(record: RolloutRecord, event: LookedInto) -> RolloutRecord:

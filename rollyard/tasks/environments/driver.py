@@ -7,6 +7,9 @@ Each line on standard input is a JSON object. The first is `{"framework", "env",
 `{"action": TEXT}`. Each line gets one line as answer: `{"text", "reward", "done", "role"}`, or `{"error"}` if the
 environment raised an exception. The process ends when its standard input ends.
 
+The first answer has also `messages`, with which the environment opens, and `saves`: whether the environment has methods
+`state` and `restore`. Then a line may also be `{"save": true}`, with the answer `{"state"}`, or `{"restore": STATE}`.
+
 With a port as argument, the lines go over a connection to this port of 127.0.0.1, and modules of the working directory can
 be imported.
 """
@@ -27,6 +30,8 @@ import traceback
 from typing import Any, TextIO
 
 MAX_TEXT_CHARS = 1 << 20
+MAX_STATE_CHARS = 1 << 19
+"""The opening messages are saved with the state, and are written as JSON once more."""
 ADAPTED = ("textarena", "verifiers")
 """Frameworks whose environments a module beside this file makes."""
 PR_SET_PDEATHSIG = 1
@@ -51,6 +56,11 @@ def main(*ports: str) -> None:
             if environment is None:
                 environment = make(asked["framework"], asked["env"], asked["arguments"])
                 found = opening(environment, asked["seed"])
+            elif "save" in asked:
+                found = saved(environment)
+            elif "restore" in asked:
+                called("restore", environment.restore(asked["restore"]))
+                found = {}
             else:
                 found = step(environment, asked["action"])
             answer = json.dumps(found)
@@ -87,7 +97,17 @@ def opening(environment: Any, seed: int | None) -> dict[str, Any]:
     found = called("reset", environment.reset() if seed is None else environment.reset(seed=seed))
     observation, info = found if isinstance(found, tuple) else (found, {})
     first = message(observation, info, reward=None, done=False)
-    return {**first, "messages": getattr(environment, "opening_messages", None)}
+    saves = all(callable(getattr(environment, name, None)) for name in ("state", "restore"))
+    return {**first, "messages": getattr(environment, "opening_messages", None), "saves": saves}
+
+
+def saved(environment: Any) -> dict[str, Any]:
+    """Return the environment's state, which can be written as JSON."""
+    found = called("state", environment.state())
+    length = len(json.dumps(found))
+    if length > MAX_STATE_CHARS:
+        raise ValueError(f"state() has {length} characters as JSON; {MAX_STATE_CHARS} are allowed")
+    return {"state": found}
 
 
 def step(environment: Any, action: str) -> dict[str, Any]:

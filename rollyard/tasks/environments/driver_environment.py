@@ -13,7 +13,7 @@ from typing import Any
 
 from rollyard.core.errors import HandlerFailed, NodeFault, RollyardError
 from rollyard.kinds.env_task import EnvTask
-from rollyard.tasks.base import Environment, Reply
+from rollyard.tasks.base import Reply, SavableEnvironment
 from rollyard.tasks.environments import driver
 from rollyard.trajectory import Turn
 
@@ -23,11 +23,12 @@ START_SECONDS = 240.0
 """Limit for the start of an environment. The import of a framework takes seconds, and longer on a busy machine. INIT's
 budget may be shorter."""
 RESET, STEP = "its start and `reset`", "a step (the task's `step_seconds` limits it)"
+SAVE, RESTORE = ("`state` (the task's `step_seconds` limits it)", "`restore`")
 MAX_LINE_BYTES = 16 << 20
 """Greatest length of an answer. A character of an observation has six bytes in JSON at most, or twelve for an emoji."""
 
 
-class DriverEnvironment(Environment):
+class DriverEnvironment(SavableEnvironment):
     """One environment in a process of its own. A subclass starts and ends the process."""
 
     def __init__(self, task: EnvTask, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,13 +45,24 @@ class DriverEnvironment(Environment):
         opening = first["messages"] or [{"role": "user", "content": first["text"]}]
         if task.system is not None:  # it takes the place of the environment's own
             opening = [message for message in opening if message["role"] != "system"]
-        self.opening = opening
+        self.opening, self.saves = opening, first["saves"]
 
     async def reply(self, turn: Turn) -> Reply:
         """Step with the turn's text. Raises HandlerFailed if the environment raises an exception, and NodeFault if its
         process ends or does not answer."""
         reply = Reply(**await self._ask({"action": turn.text}, self._task.step_seconds, STEP))
         return reply if self._task.observation_role == "user" else replace(reply, role="tool")
+
+    async def state(self) -> str:
+        """Return the environment's state as JSON, with the messages with which it has opened. Raises as `reply` does."""
+        found = await self._ask({"save": True}, self._task.step_seconds, SAVE)
+        return json.dumps({"opening": self.opening, "state": found["state"]})
+
+    async def restore(self, state: str) -> None:
+        """Raises as `reply` does."""
+        saved = json.loads(state)
+        await self._ask({"restore": saved["state"]}, START_SECONDS, RESTORE)
+        self.opening = saved["opening"]
 
     @abstractmethod
     async def why_ended(self) -> RollyardError:

@@ -1,10 +1,12 @@
 """Saved turns through `step` and the store: seeded histories of faults, against a model with nothing but chains.
 
-The body of a turn names the body before it, and a snapshot the body of its turn. So a mixture of two states shows.
+The body of a turn names the body before it, and a snapshot the body of its turn. Behind that name a body has the state of an
+environment, which counts all that was said. So a mixture of two states shows.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import sqlite3
@@ -21,7 +23,9 @@ from rollyard.core.errors import Fenced, Invalid, TooLarge
 from rollyard.kinds.failure_table import WEIGHTS_STALE
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts import saved_turns
+from rollyard.server.rollouts.history import history_of
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.saved_turns import TurnsUpload, put_resume_snapshot, split_turns, turns_report
 from rollyard.server.rollouts.step import Cancelled, Event, Finished, Granted, Lost, Outdated, RunStored
@@ -37,11 +41,6 @@ from tests.support.make import rollout
 FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
 
 
-def turn_after(chain: list[bytes], word: str) -> bytes:
-    """Return a turn that fits behind these turns alone."""
-    return hashlib.sha256(b"".join(chain[-1:]) + word.encode()).digest()
-
-
 @dataclass
 class Holder:
     """A node agent with a lease. It may not know that the lease is void."""
@@ -49,10 +48,23 @@ class Holder:
     fence: int
     chain: list[bytes]
     """Its conversation."""
+    environment: bytes
+    """State of its environment, which was restored from the last turn of the chain, and goes on from there."""
     stored: int
     """Number of turns that it knows to be stored."""
     resumed: Resumption | None = None
     """Report that it has not sent yet."""
+
+    def take_turn(self, word: str) -> None:
+        """Add a turn that fits behind the ones before alone."""
+        name = hashlib.sha256(b"".join(self.chain[-1:]) + word.encode()).digest()
+        self.environment = state_after([self.environment, name])
+        self.chain.append(name + self.environment)
+
+
+def state_after(names: list[bytes]) -> bytes:
+    """Return the state of an environment after these turns."""
+    return functools.reduce(lambda state, name: hashlib.sha256(state + name).digest(), names)
 
 
 @dataclass
@@ -71,6 +83,8 @@ class Site:
     """Turn whose snapshot must be stored; 0: none."""
     seen: Counter[str] = field(default_factory=Counter)
     words: int = 0
+    told: list[str] = field(default_factory=list)
+    """What the history must say about turns that are not saved."""
 
     def write(self, change: Callable[[Transaction], None]) -> bool:
         """Run a change as the writer does; sometimes the server dies before its commit. Return whether it is stored."""
@@ -105,23 +119,26 @@ class Site:
         if record.status is not Status.QUEUED or not self.step(Granted(1.0, "u/i", "n", {})):
             return
         if record.stage is Stage.EVAL:
-            self.holders.append(Holder(record.fence + 1, [], 0))
+            self.holders.append(Holder(record.fence + 1, [], b"", 0))
             return
         state, stored = Transaction(WriteUnit(self.db, self.packs)).saved_turns(record)
         assert stored == self.turns
         if state.snapshot is not None:  # it belongs to a turn of this very conversation
             assert self.archives[state.snapshot.about.sha256] == stored[state.snapshot.about.turn - 1]
         kept = self.chance.randint(0, len(stored)) if self.chance.random() < 0.4 else len(stored)
-        chain, changed = stored[:kept], kept < len(stored) and self.chance.random() < 0.5
-        if changed:  # a call had another result: the turn is stored anew
-            chain.append(turn_after(chain, self.word()))
-        resumed = Resumption(turn=len(chain), dropped=len(stored) - len(chain)) if stored else None
-        self.holders.append(Holder(record.fence + 1, chain, kept, resumed))
+        chain = stored[:kept]
+        environment = chain[-1][32:] if chain else b""
+        assert environment == state_after([b"", *(turn[:32] for turn in chain)])
+        holder = Holder(record.fence + 1, chain, environment, kept)
+        if kept < len(stored) and self.chance.random() < 0.5:  # a call had another result: the turn is stored anew
+            holder.take_turn(self.word())
+        if stored:
+            holder.resumed = Resumption(turn=len(chain), dropped=len(stored) - len(chain))
+        self.holders.append(holder)
 
     def work(self) -> None:
         if self.holders:
-            holder = self.holders[-1]
-            holder.chain.append(turn_after(holder.chain, self.word()))
+            self.holders[-1].take_turn(self.word())
 
     def upload(self) -> None:
         """One of the holders, mostly the last one, sends its turns; sometimes the answer is lost and it sends them again."""
@@ -129,7 +146,8 @@ class Site:
             return
         holder = self.holders[-1] if self.chance.random() < 0.8 else self.chance.choice(self.holders)
         bodies = holder.chain[holder.stored :]
-        header = TurnsHeader(lease=self.ref(holder), kept=holder.stored, resumed=holder.resumed)
+        stopped = self.word() if self.chance.random() < 0.05 else ""
+        header = TurnsHeader(lease=self.ref(holder), kept=holder.stored, resumed=holder.resumed, stopped=stopped)
         for _ in range(1 + (self.chance.random() < 0.2)):
             if not self.report(header, bodies):
                 return
@@ -154,6 +172,7 @@ class Site:
             if self.snapshot > header.kept:
                 self.snapshot = 0
             self.seen["resumed"] += header.resumed is not None
+            self.told += [header.stopped] if header.stopped not in ("", *self.told[-1:]) else []
         return stored
 
     def take_snapshot(self) -> None:
@@ -219,6 +238,9 @@ class Site:
         state, stored = tx.saved_turns(record)
         assert stored == self.turns
         assert record.saved_turns == len(stored)
+        history = history_of(record)
+        told = [one.message for one in history.entries if one.event == HistoryEvent.SAVING_STOPPED]
+        assert told == self.told or (history.dropped and set(told) < set(self.told))
         assert (state.snapshot.about.turn if state.snapshot is not None else 0) == self.snapshot
         sizes = (sum(map(len, stored)), state.snapshot.about.size if state.snapshot is not None else 0)
         assert tx.resume_totals(record.pool_key) == sizes

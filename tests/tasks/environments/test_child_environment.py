@@ -72,6 +72,52 @@ async def test_observations_may_be_tool_results() -> None:
     assert (made.opening[0]["role"], reply.role) == ("user", "tool")
 
 
+async def test_a_restored_environment_goes_on_as_the_saved_one() -> None:
+    """Its seed is its own, so without its state the other one would play another game."""
+    named = task("Ledger", seed=None, arguments={"name": "l", "steps": 3})
+    first, other = await start(named), await start(named)
+    try:
+        assert first.saves
+        assert other.opening != first.opening
+        await first.reply(turn("one"))
+        state = await first.state()
+        second = await first.reply(turn("two"))
+        for _ in range(2):  # an earlier state may come later too
+            await other.restore(state)
+            assert other.opening == first.opening
+            assert await other.reply(turn("two")) == second
+        assert await other.reply(turn("three")) == await first.reply(turn("three"))
+    finally:
+        await first.close()
+        await other.close()
+    plain = await start(task("Sums"))
+    await plain.close()
+    assert not plain.saves
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("raises", HandlerFailed, r"Unsavable raised LookupError: no such page \(.*small_games.py:\d+\)"),
+        ("async", HandlerFailed, r"state\(\) must be an ordinary method, without `async`"),
+        ("object", HandlerFailed, "Object of type object is not JSON serializable"),
+        ("long", HandlerFailed, r"state\(\) has 1048578 characters as JSON; 524288 are allowed"),
+        ("exit", NodeFault, "ended with exit code 3"),
+    ],
+)
+async def test_what_cannot_be_saved_is_told(how: str, error: type[Exception], message: str) -> None:
+    made = await start(task("Unsavable", arguments={"name": how, "steps": 3}))
+    try:
+        with pytest.raises(error, match=message):
+            await made.state()
+        if error is HandlerFailed:
+            with pytest.raises(HandlerFailed, match="LookupError"):
+                await made.restore('{"opening": [], "state": null}')
+            assert await made.reply(turn("it goes on")) is not None
+    finally:
+        await made.close()
+
+
 async def test_the_older_form_and_texts_around_an_observation_are_read() -> None:
     made = await start(task("Older", seed=None))
     assert made.opening == [{"role": "user", "content": '{"at": 0}'}]
