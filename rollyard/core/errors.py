@@ -20,6 +20,7 @@ RollyardError
 │   ├── Incompatible         426  the two releases do not work together; the message names the release to update
 │   ├── TooManyRequests      429
 │   └── Unavailable          503  try again later (a full disk, a server that is stopping)
+│       ├── Damaged          503  stored data is not what was stored
 │       └── Superseded       503  another server has the data folder now; this one must stop
 ├── SlurmError
 │   ├── SlurmUnreachable     Slurm did not answer, so the state of jobs and nodes is unknown

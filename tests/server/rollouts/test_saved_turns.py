@@ -84,7 +84,7 @@ class Site:
     seen: Counter[str] = field(default_factory=Counter)
     words: int = 0
     told: list[str] = field(default_factory=list)
-    """What the history must say about turns that are not saved."""
+    """Sentences of the history about turns that are not saved."""
 
     def write(self, change: Callable[[Transaction], None]) -> bool:
         """Run a change as the writer does; sometimes the server dies before its commit. Return whether it is stored."""
