@@ -84,12 +84,16 @@ class ResultUploads:
             refusal = RESULT_REFUSED.error(ref.stage, str(error))
             await self._put(RESULTS, ref, Outcome(status=RESULT_REFUSED.status, node=outcome.node, error=refusal))
 
-    async def snapshot(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
-        """Upload a snapshot of a sandbox; None: the header says why there is none. Raises Fenced if the lease is void, and
-        Invalid or TooLarge if the server refuses the snapshot."""
+    async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
+        """Upload the archive of a snapshot. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
+        the snapshot."""
+        await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
+
+    async def sandbox_snapshot(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
+        """Upload a snapshot of a sandbox, once there is room for it in memory; None: the header says why there is none. Raises
+        as `snapshot`."""
         async with self.archives.reserve(snapshot.size if snapshot is not None else 0):
-            archive = snapshot.read() if snapshot is not None else b""
-            await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
+            await self.snapshot(header, snapshot.read() if snapshot is not None else b"")
 
     async def turns(self, header: TurnsHeader, bodies: Sequence[bytes]) -> None:
         """Upload saved turns. Raises as `snapshot`."""

@@ -107,7 +107,7 @@ class ResumeSnapshots:
             if self._saver.stored < header.turn:
                 return
             try:
-                await self._uploads.snapshot(header, snapshot)
+                await self._uploads.sandbox_snapshot(header, snapshot)
                 failpoint("after-snapshot-upload")
             except ApiError as error:
                 self._stop(error)

@@ -107,10 +107,10 @@ class RunSnapshots:
                 raise TooLarge(
                     f"it has {snapshot.size} bytes, and the server takes at most {MAX_SNAPSHOT_BYTES}; only this node has it"
                 )
-            await self._uploads.snapshot(header, snapshot)
+            await self._uploads.sandbox_snapshot(header, snapshot)
         except (Invalid, TooLarge) as error:
             log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, header.turn, error)
-            await self._uploads.snapshot(header.model_copy(update={"error": str(error)}), None)
+            await self._uploads.sandbox_snapshot(header.model_copy(update={"error": str(error)}), None)
 
     async def __aenter__(self) -> Self:
         return self

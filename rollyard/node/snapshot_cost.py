@@ -15,7 +15,7 @@ FIRST_SECONDS = 1.0
 """Cost of a rollout's first snapshot, before any was taken."""
 BYTES_PER_SECOND = 20e6
 """Bytes of a compressed snapshot that cost as much as a second: they are sent, written and kept."""
-LEAST_LIMIT_SECONDS = 3.0
+LEAST_LIMIT_SECONDS = 5.0
 """A snapshot may always take this long."""
 SHORT_SECONDS = 60.0
 """Calls that took no longer than this together are run again rather than sampling a turn again."""

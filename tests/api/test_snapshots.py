@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import zstandard
 
 from rollyard.api import snapshots
 from rollyard.core.errors import Fenced, Invalid, NotFound, TooLarge
@@ -23,7 +24,7 @@ from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.server.rollouts import lease_reports
 from rollyard.trust.bearer_tokens import Role
-from rollyard.wire.node import LeaseRef, SnapshotHeader
+from rollyard.wire.node import LeaseRef, SnapshotHeader, TurnsHeader
 from tests.api.test_columns import RUN, a_client, leased, node_agent
 from tests.support.outside_api import Serve
 
@@ -130,6 +131,23 @@ async def test_limits(serving: Serve, tmp_path: Path, monkeypatch: pytest.Monkey
         assert await client.snapshot("r", 1) == b"y" * 20
         with pytest.raises(Invalid, match="either an archive or an error"):
             await uploads.snapshot(header(ref, 2, error="why"), b"x")
+
+
+async def test_a_damaged_snapshot_is_not_found_by_the_next_holder(serving: Serve, tmp_path: Path) -> None:
+    """It would wait for the disk else, for as long as INIT may take."""
+    async with serving() as api, node_agent(api, tmp_path) as uploads:
+        ref = await leased(api, "r")
+        await uploads.turns(TurnsHeader(lease=ref, kept=0), [zstandard.compress(b"{}")])
+        await uploads.snapshot(header(ref, 1, resume=True, seconds=0.1), b"archive")
+        about, archive = await uploads.turns_snapshot(ref)
+        assert (about.turn, archive) == (1, b"archive")
+        top = await api.ask("GET", "/v1/top")
+        saved = {pool["name"]: pool["saved"] for pool in top[1]["rolloutPools"]}
+        assert [one["snapshots"] for one in saved.values() if one["turns"]] == [len(b"archive")]
+        (pack,) = (path for path in (tmp_path / "data").rglob("*.pack") if b"archive" in path.read_bytes())
+        pack.write_bytes(pack.read_bytes().replace(b"archive", b"archIve"))
+        with pytest.raises(NotFound, match="is damaged: its digest does not match"):
+            await uploads.turns_snapshot(ref)
 
 
 async def test_while_the_server_is_away_the_node_keeps_only_some_of_a_run(

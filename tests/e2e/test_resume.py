@@ -221,8 +221,7 @@ async def test_an_environment_goes_on_where_it_was_if_it_can_save_itself(
     played, forgetful = await yard.gather(client, ids)
     assert (played.error, played.attempt, forgetful.error) == (None, 1, None)
     assert not (yard.folder / "crash" / "after-environment-restore").exists(), "it was killed there too"
-    (resumption,) = played.resumptions
-    assert (resumption.turn, resumption.dropped, resumption.why) == (len(before), 0, None)
+    assert {(one.turn, one.dropped, one.why) for one in played.resumptions} == {(len(before), 0, None)}
     assert [turn.text for turn in played.turns[: len(before)]] == [one.turn.text for one in before]
     same = Ledger("played-1", 5)
     same.reset()

@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self, *, refuses_turns: Exception | None = None, refuses_snapshots: Exception | None = None) -> None:
         self.arrived: list[str] = []
+        self.told: list[str] = []
         self.open = asyncio.Event()
         self._refuses_turns, self._refuses_snapshots = refuses_turns, refuses_snapshots
 
@@ -42,9 +43,10 @@ class Server:
         await self.open.wait()
         if self._refuses_turns is not None:
             raise self._refuses_turns
-        self.arrived.append(f"turns {header.kept}+{len(bodies)}")
+        self.arrived += [f"turns {header.kept}+{len(bodies)}"] if bodies else []
+        self.told += [header.stopped] if header.stopped else []
 
-    async def snapshot(self, header: SnapshotHeader, archive: SandboxSnapshot | None) -> None:
+    async def sandbox_snapshot(self, header: SnapshotHeader, archive: SandboxSnapshot | None) -> None:
         if self._refuses_snapshots is not None:
             raise self._refuses_snapshots
         assert archive
@@ -76,6 +78,7 @@ async def saved(
         server.open.set()
         await saver.flush()
         await snapshots.finish(run.turns[:2])
+        await saver.flush()
         return snapshots
 
 
@@ -102,18 +105,20 @@ async def test_turns_that_are_not_stored_have_no_snapshot(
     assert server.arrived == []
 
 
-@pytest.mark.parametrize("refused_by", ["size", "server"])
+@pytest.mark.parametrize("refused_by", ["size", "server", "time"])
 async def test_what_cannot_be_saved_costs_no_turn(
     sandbox: Sandbox, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, refused_by: str
 ) -> None:
     server = Server(refuses_snapshots=Invalid("it has no such turn") if refused_by == "server" else None)
+    monkeypatch.setattr(resume_snapshots, "longest", lambda since: 0.0 if refused_by == "time" else 60.0)
     if refused_by == "size":
         monkeypatch.setattr(resume_snapshots, "MAX_SNAPSHOT_BYTES", 1000)
         await sandbox.bash("head -c 3000000 /dev/urandom > noise")
     else:
         await sandbox.bash("echo noted > notes.txt")
-    stopped = (await saved(sandbox, server, template, monkeypatch)).stopped
-    assert ("at most 1000 bytes" if refused_by == "size" else "no such turn") in stopped
+    await saved(sandbox, server, template, monkeypatch)
+    said = {"size": "at most 1000 bytes", "server": "no such turn", "time": "it took longer than 0.0 s"}[refused_by]
+    assert said in "; ".join(server.told)
     assert server.arrived == ["turns 0+1", "turns 1+1"]
 
 

@@ -32,7 +32,7 @@ class Uploads:
     def __init__(self) -> None:
         self.arrived: list[tuple[SnapshotHeader, int]] = []
 
-    async def snapshot(self, header: SnapshotHeader, archive: SandboxSnapshot | None) -> None:
+    async def sandbox_snapshot(self, header: SnapshotHeader, archive: SandboxSnapshot | None) -> None:
         self.arrived.append((header, archive.size if archive is not None else 0))
 
 
