@@ -141,9 +141,8 @@ async def test_a_damaged_snapshot_is_not_found_by_the_next_holder(serving: Serve
         await uploads.snapshot(header(ref, 1, resume=True, seconds=0.1), b"archive")
         about, archive = await uploads.turns_snapshot(ref)
         assert (about.turn, archive) == (1, b"archive")
-        top = await api.ask("GET", "/v1/top")
-        saved = {pool["name"]: pool["saved"] for pool in top[1]["rolloutPools"]}
-        assert [one["snapshots"] for one in saved.values() if one["turns"]] == [len(b"archive")]
+        totals = await api.store.rollouts.all_resume_totals()
+        assert [snapshots for _, snapshots in totals.values()] == [len(b"archive")]
         (pack,) = (path for path in (tmp_path / "data").rglob("*.pack") if b"archive" in path.read_bytes())
         pack.write_bytes(pack.read_bytes().replace(b"archive", b"archIve"))
         with pytest.raises(NotFound, match="is damaged: its digest does not match"):
