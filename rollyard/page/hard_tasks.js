@@ -43,9 +43,9 @@ function Ranked({ rows, namespace, of, prompts }) {
   if (!judged.length) return html`<p class="empty">${unknown ? `Not known: the ${count(unknown)} rollouts that have ended have no digest of their task.` : 'No rollout has ended with a reward.'}</p>`;
   return html`${unknown ? html`<p class="dim">Without ${count(unknown)} rollouts that have no digest of their task.</p>` : null}${rows.length >= READ ? html`<p class="dim">Of ${count(READ)} tasks.</p>` : null}
     <h3>Never solved: ${count(never.length)} of ${count(judged.length)} tasks have no reward above 0</h3>
-    <${Table} caption="Tasks that were never solved" rows=${never.slice(0, SHOWN)} keyOf=${key} columns=${columns} empty="Every task with a reward was solved at least once." />
+    <${Table} stack caption="Tasks that were never solved" rows=${never.slice(0, SHOWN)} keyOf=${key} columns=${columns} empty="Every task with a reward was solved at least once." />
     <h3>Hardest of those that were solved</h3>
-    <${Table} caption="Hardest tasks" rows=${judged.filter((r) => r.best_reward > 0 && r.mean_reward < best).slice(0, SHOWN)} keyOf=${key} columns=${columns} empty="None is below the best reward." />`;
+    <${Table} stack caption="Hardest tasks" rows=${judged.filter((r) => r.best_reward > 0 && r.mean_reward < best).slice(0, SHOWN)} keyOf=${key} columns=${columns} empty="None is below the best reward." />`;
 }
 
 /** @param {string | null | undefined} text */
