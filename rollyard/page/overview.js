@@ -14,9 +14,9 @@ import { Time, useNow } from './time.js';
 import { hoursOf, TimeRange } from './time_range.js';
 import { visible } from './visible_text.js';
 import { html } from './view.js';
+import { Waiting } from './waiting.js';
 
 const REFRESH_SECONDS = 4;
-const WAITING_READ = 200;
 const RECENT_SECONDS = 3600;
 
 /** @param {{route: import('./route.js').Route}} props */
@@ -32,7 +32,7 @@ export function Overview({ route }) {
       <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} />`}<//></section>
     <${Faults} namespace=${namespace} route=${route} />
     <section aria-labelledby="pools"><h2 id="pools">Pools</h2><${PoolTables} namespace=${namespace} top=${top} /></section>
-    <${Waiting} namespace=${namespace} queued=${counts.data?.queued} />
+    <${Waiting} namespace=${namespace} queued=${counts.data?.queued} allocations=${objects('Allocation', namespace)} />
     <section aria-labelledby="batches"><h2 id="batches">Batches</h2>
       <${Loaded} of=${batches} what="batches">${(/** @type {any} */ b) => html`<${RunningBatches} batches=${b.batches} />`}<//></section>
     <section aria-labelledby="events"><h2 id="events">Events</h2>
@@ -117,32 +117,6 @@ function PoolTables({ namespace, top }) {
       { head: 'Weights', cell: (/** @type {any} */ p) => now('inferencePools', p)?.weightsVersions?.join(', ') || UNKNOWN },
     ]} />`}
     <${Missed} of=${top} what="load" />`;
-}
-
-/** Pending jobs, and queued rollouts by the reason for which they wait. @param {{namespace: string, queued: unknown}} props */
-function Waiting({ namespace, queued }) {
-  const answer = usePoll(queued ? url('/v1/rollouts', { namespace, status: 'Queued', limit: WAITING_READ }) : null, 6);
-  const pending = objects('Allocation', namespace).filter((a) => a.status?.jobState === 'PENDING');
-  /** @type {Map<string, {word: string, n: number, example: string}>} */
-  const reasons = new Map();
-  for (const r of answer.data?.rollouts ?? []) {
-    const text = r.waiting ?? 'NotKnown: the server gave no reason';
-    const word = text.split(':')[0];
-    const found = reasons.get(word) ?? { word, n: 0, example: text.slice(word.length + 1).trim() };
-    found.n += 1;
-    reasons.set(word, found);
-  }
-  if (!pending.length && !queued) return null;
-  return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2><${Missed} of=${answer} what="reasons for which rollouts wait" />
-    ${reasons.size > 0 && html`<${Table} stack caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
-      { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.n) }, { head: 'Reason', main: true, cell: (/** @type {any} */ r) => r.word },
-      { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => visible(r.example) },
-    ]} />${answer.data?.next && html`<p class="dim">Of the first ${WAITING_READ} of ${count(queued)} queued rollouts.</p>`}`}
-    ${pending.length > 0 && html`<${Table} stack caption="Jobs that wait in Slurm's queue" rows=${pending} keyOf=${(/** @type {any} */ a) => a.metadata.uid} columns=${[
-      { head: 'Pending job', main: true, cell: (/** @type {any} */ a) => html`<a href=${link(['allocations', a.metadata.name], { ns: ns(namespace) })}>${a.metadata.name}</a>` },
-      { head: 'Job', figure: true, cell: (/** @type {any} */ a) => a.status.jobId ?? UNKNOWN }, { head: "Slurm's reason", wide: true, cell: (/** @type {any} */ a) => visible(a.status.reason || UNKNOWN) },
-      { head: 'Expected start', cell: (/** @type {any} */ a) => html`<${Time} at=${a.status.startTime} />` },
-    ]} />`}</section>`;
 }
 
 /** @param {{batches: any[]}} props */

@@ -17,6 +17,7 @@ import { TextBlock } from './text_block.js';
 import { Time } from './time.js';
 import { visible } from './visible_text.js';
 import { html } from './view.js';
+import { Waiting } from './waiting.js';
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Pool({ route }) {
@@ -42,6 +43,7 @@ export function Pool({ route }) {
     ]} />
     <section><h2>Conditions</h2><${Conditions} conditions=${status.conditions ?? []} /></section>
     ${kind === 'RolloutPool' && html`<${Stages} pool=${pool} now=${now} top=${top} />`}
+    <${Waiting} namespace=${namespace} allocations=${owned} pool=${name} queued=${kind === 'RolloutPool' ? now?.stages?.INIT?.queued || now?.stages?.EVAL?.queued : 0} />
     <${PoolHistory} pool=${pool} route=${route} />
     <${Decisions} pool=${pool} />
     <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} pool=${pool} empty="The pool has no allocation now." /></section>
