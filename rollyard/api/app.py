@@ -65,6 +65,7 @@ WITH_STATE = (
     attach,
     datasets,
     evaluations,
+    rollout_profile,
     weights_transfer,
 )
 """Modules that keep something in the application."""

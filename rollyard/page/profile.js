@@ -10,7 +10,7 @@ import { Table } from './table.js';
 import { visible } from './visible_text.js';
 import { html } from './view.js';
 
-const REFRESH_SECONDS = 15;
+const REFRESH_SECONDS = 30;
 
 /** @typedef {{name: string, value: number, colour: string, note?: string}} Piece */
 

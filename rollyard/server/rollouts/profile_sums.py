@@ -7,17 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rollyard.kinds.rollout_profile import (
-    BandRow,
-    ProfileView,
-    RolloutProfile,
-    Spread,
-    TokenParts,
-    ToolRow,
-    ToolUse,
-    TurnBand,
-    merged,
-)
+from rollyard.kinds.rollout_profile import BandRow, ProfileView, Spread, TokenParts, ToolRow
 from rollyard.store.rollout_search import RolloutWork
 
 STAGES = ("queued", "init", "run", "eval")
@@ -26,7 +16,7 @@ STAGES = ("queued", "init", "run", "eval")
 def profile_sums(matching: int, found: Iterable[RolloutWork]) -> ProfileView:
     """Return the sums over rollouts. `matching`: number of all rollouts that match."""
     seconds, run, tokens = defaultdict[str, list[float]](list), defaultdict[str, float](float), Counter[str]()
-    tools, callers, bands = dict[str, ToolUse](), Counter[str](), list[TurnBand]()
+    tools, bands = defaultdict[str, Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
     rollouts = profiled = scored = 0
     for work in found:
         summary: Mapping[str, Any] = json.loads(work.summary)
@@ -34,20 +24,20 @@ def profile_sums(matching: int, found: Iterable[RolloutWork]) -> ProfileView:
         for stage in STAGES:
             if (value := work.queued if stage == "queued" else summary.get(stage)) is not None:
                 seconds[stage].append(float(value))
-        if (stored := summary.get("profile")) is None:
+        # A stored RolloutProfile without its defaults. It is read as it is: to make objects of 20,000 takes a second.
+        if (profile := summary.get("profile")) is None:
             continue
-        profile = RolloutProfile.model_validate(stored, extra="ignore")
         profiled += 1
-        parts = {"model": profile.model, "tools": profile.tools, "environment": profile.environment}
-        parts["other"] = max(0.0, float(summary.get("run") or 0.0) - sum(parts.values()))
+        parts = {part: profile.get(part, 0.0) for part in ("model", "tools", "environment")}
+        parts["other"] = max(0.0, (summary.get("run") or 0.0) - sum(parts.values()))
         for part, value in parts.items():
             run[part] += value
-        tokens.update(profile.tokens.model_dump())
-        callers.update(use.tool for use in profile.by_tool if use.calls)
-        for use in profile.by_tool:
-            tools[use.tool] = tools[use.tool].plus(use) if use.tool in tools else use
-        bands = merged(bands, profile.bands)
-    rows = [ToolRow(rollouts=callers[use.tool], **use.model_dump()) for use in tools.values()]
+        _add(tokens, profile.get("tokens", {}))
+        for use in profile.get("by_tool", []):
+            _add(tools[use["tool"]], {**use, "rollouts": use.get("calls", 0) > 0, "tool": 0})
+        for place, band in enumerate(profile.get("bands", [])):
+            _add(bands[place], band)
+    rows = [ToolRow.model_validate({**sums, "tool": tool}, extra="ignore") for tool, sums in tools.items()]
     return ProfileView(
         matching=matching,
         rollouts=rollouts,
@@ -55,10 +45,18 @@ def profile_sums(matching: int, found: Iterable[RolloutWork]) -> ProfileView:
         scored=scored,
         stages=[_spread(stage, sorted(seconds[stage])) for stage in STAGES],
         **{part: round(run[part], 3) for part in ("model", "tools", "environment", "other")},
-        tokens=TokenParts(**tokens),
+        tokens=TokenParts.model_validate(tokens, extra="ignore"),
         by_tool=sorted(rows, key=lambda row: (-row.calls, row.tool)),
-        bands=[BandRow(first=2**i, last=2 ** (i + 1) - 1, **band.model_dump()) for i, band in enumerate(bands)],
+        bands=[
+            BandRow.model_validate({**sums, "first": 2**i, "last": 2 ** (i + 1) - 1}, extra="ignore")
+            for i, sums in sorted(bands.items())
+        ],
     )
+
+
+def _add(sums: Counter[str], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        sums[name] += count
 
 
 def _spread(stage: str, seconds: list[float]) -> Spread:
