@@ -183,7 +183,8 @@ def result_lines(turn: Turn) -> list[str]:
     for number, result in enumerate(turn.tool_results):
         seconds = f", {turn.timings['tools']:.2f} s" if number == 0 and "tools" in turn.timings else ""
         together = " together" if number == 0 and len(turn.tool_results) > 1 else ""
-        lines += [f"--- tool result{seconds}{together}", result]
+        failed = ", failed" if number in (turn.failed_calls or []) else ""
+        lines += [f"--- tool result{failed}{seconds}{together}", result]
     if turn.observation is not None:
         reward = "" if turn.reward is None else f", reward {turn.reward:g}"
         seconds = f", {turn.timings['environment']:.2f} s" if "environment" in turn.timings else ""

@@ -325,8 +325,9 @@ def transcript(trajectory: Trajectory) -> list[str]:
     for number, turn in enumerate(trajectory.turns, start=1):
         lines += ["", *break_lines(trajectory, number - 1)]
         lines += [f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
-        for result in turn.tool_results:
-            lines += ["--- tool result", result]
+        for place, result in enumerate(turn.tool_results):
+            failed = ", failed" if place in (turn.failed_calls or []) else ""
+            lines += [f"--- tool result{failed}", result]
         if turn.observation is not None or turn.reward is not None:
             reward = "" if turn.reward is None else f", reward {turn.reward:g}"
             lines += [f"--- environment{reward}", *([] if turn.observation is None else [turn.observation])]
