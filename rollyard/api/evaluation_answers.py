@@ -11,8 +11,8 @@ from typing import TypeVar
 from rollyard.kinds.base import WireModel
 
 R = TypeVar("R")
-MAX_KEPT, MAX_KEPT_CHARS = 32, 1 << 20
-"""Greatest number of answers that are kept, and the greatest length of such an answer."""
+MAX_KEPT_CHARS = 32 << 20
+"""Greatest length of all answers that are kept."""
 
 
 class EvaluationAnswers:
@@ -32,10 +32,8 @@ class EvaluationAnswers:
                 results = await read()
                 loop = asyncio.get_running_loop()
                 kept = await loop.run_in_executor(self._thread, lambda: make(results).model_dump_json())
-                if len(kept) <= MAX_KEPT_CHARS:
-                    self._kept[key] = kept
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            while len(self._kept) > MAX_KEPT:
+                self._kept[key] = kept
+            self._kept.move_to_end(key)
+            while sum(map(len, self._kept.values())) > MAX_KEPT_CHARS:
                 self._kept.popitem(last=False)
         return kept

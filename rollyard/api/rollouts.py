@@ -201,7 +201,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
             f"cursor {after} is ahead of the newest one, {newest}. If a backup was restored, stream again "
             "from 0, and skip the ids that you already have"
         )
-    trajectories = flag(request, "trajectories")
+    trajectories, present = flag(request, "trajectories"), flag(request, "present")
     columns = trajectories and wants_columns(request)
     mark_long_lived(request)
     kind = CONTENT_TYPE if columns else "text/event-stream"
@@ -209,7 +209,6 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     await response.write(framed(b"") if columns else b": rollouts\n\n")
     scope = (namespace_of(request), query.get("group"), query.get("pool"))
-    present = flag(request, "present")
     found = services.rollouts.ends.stream(after, *scope, KEEP_ALIVE_SECONDS, only_present=present)
     async for record in found:
         if record is None:
