@@ -97,7 +97,7 @@ async def apply(
             click.echo("\n".join([*shown.script.splitlines(), shown.summary]))
     for pool in applied if wait else ():
         for type in ("Ready", "Updated"):
-            await _wait_until(
+            await wait_until(
                 client, pool.key, partial(condition_holds, type=type, status="True"), timeout, f"is not {type}"
             )
         click.echo(f"{pool.SINGULAR}/{pool.metadata.name} is ready and up to date")
@@ -208,7 +208,7 @@ async def delete(
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name}: deletion started; it drains and ends its jobs first")
     if wait:
         for key in keys:
-            await _wait_until(client, key, _deleted, timeout, "still exists")
+            await wait_until(client, key, _deleted, timeout, "still exists")
             click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} deleted")
 
 
@@ -266,7 +266,7 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
         if what != "delete":
             await client.get(key)  # raises NotFound for an object that never existed
         complaint = "still exists" if what == "delete" else f"did not reach {what}"
-        obj = await _wait_until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
+        obj = await wait_until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
         if type.lower() == "ready" and (
             left := next((c for c in _current_conditions(obj) if c.reason == "Updating"), None)
@@ -317,7 +317,7 @@ def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
     return "; ".join(f"{c.type} is {c.status}: {c.why}" for c in found)
 
 
-async def _wait_until(
+async def wait_until(
     client: AsyncClient,
     key: ObjectKey,
     holds: Callable[[KindObject | None], bool],

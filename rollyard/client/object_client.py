@@ -71,7 +71,7 @@ class ObjectClient(ApiClient):
                 "apply it anyway"
             )
         before = json.loads(there.metadata.annotations.get(LAST_APPLIED) or "{}")
-        patch = _patch(before, config)
+        patch = merge_patch(before, config)
         path = object_path(obj.key.kind, obj.key.namespace, obj.key.name)
         after = parse_object(await self._http.json("PATCH", path, query=query, body=patch, content_type=MERGE_PATCH))
         same = after.metadata.resource_version == there.metadata.resource_version and not dry_run
@@ -204,9 +204,9 @@ def manifest_of(obj: KindObject) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": obj.key.kind, **data}
 
 
-def _patch(before: Any, wanted: Any) -> Any:
+def merge_patch(before: Any, wanted: Any) -> Any:
     """Return a merge patch that sets the fields of `wanted`. The patch removes fields that `before` has and `wanted` omits."""
     if not isinstance(before, dict) or not isinstance(wanted, dict):
         return wanted
     removed: dict[str, Any] = {k: None for k in before if k not in wanted}
-    return removed | {k: _patch(before.get(k), v) for k, v in wanted.items()}
+    return removed | {k: merge_patch(before.get(k), v) for k, v in wanted.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -31,6 +32,9 @@ class InferencePoolSpec(KindModel):
     only after you raise the limit."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
+    restarted_at: datetime | None = None
+    """Time of the last restart that somebody asked for. A change replaces all allocations, as a change of `allocation`
+    does. `rollyard restart` writes it."""
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
     renewal: Renewal = Renewal()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -76,6 +76,18 @@ class Replicas(StatusModel):
     updated: int = 0
 
 
+class Revision(StatusModel):
+    """Template that the pool's spec once had: the fields whose change replaces the allocations."""
+
+    number: int
+    """Later revisions have greater numbers. A template that comes again gets a new number, and its old entry goes."""
+    template_hash: str
+    time: datetime
+    """Time at which new allocations began to be made from it."""
+    template: dict[str, Any]
+    """Field of the spec -> its value without defaults, as in a manifest."""
+
+
 class PoolStatus(StatusModel):
     observed_generation: int = 0
     replicas: Replicas = Replicas()
@@ -103,6 +115,8 @@ class PoolStatus(StatusModel):
     gpu_ledger: GpuLedger = GpuLedger()
     decisions: list[ScalingDecision] = []
     """Recent scaling decisions; the newest is at the end."""
+    revisions: list[Revision] = []
+    """Templates of the spec, the present one at the end. The last ten are kept."""
 
 
 class PoolObject(KindObject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -175,6 +176,9 @@ class RolloutPoolSpec(KindModel):
     only after you raise the limit."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
+    restarted_at: datetime | None = None
+    """Time of the last restart that somebody asked for. A change replaces all allocations, as a change of `allocation`
+    does. `rollyard restart` writes it."""
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
     max_queued_rollouts: int | None = Field(default=1_000_000, ge=1, le=10**9)

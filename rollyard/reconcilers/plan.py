@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
@@ -44,7 +45,10 @@ def template_hash(pool: Pool) -> str:
         parts = [pool.spec.allocation, evolve(pool.spec.model, tool_parser=None), pool.spec.engine]
     else:
         parts = [pool.spec.allocation, pool.spec.sandbox, pool.spec.stages]
-    text = json.dumps([part.model_dump(mode="json", exclude_defaults=True) for part in parts], sort_keys=True)
+    found: list[Any] = [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+    if pool.spec.restarted_at is not None:
+        found.append(pool.spec.restarted_at.isoformat())
+    text = json.dumps(found, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

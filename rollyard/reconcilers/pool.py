@@ -40,6 +40,7 @@ from rollyard.reconcilers.owners import delete_with_owners
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation, PoolObserver
 from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size, shown_hours
+from rollyard.reconcilers.revisions import revisions
 from rollyard.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ class PoolReconciler:
             "startup_measured_at": _datetime(plan.startup_at),
             "scaling": scale.record,
             "decisions": decisions,
+            "revisions": revisions(pool, ends.template, as_datetime(now)),
             "gpu_ledger": ledger,
             "gpu_hours": shown_hours(ledger, now),
             "conditions": pool_conditions(view),

@@ -112,6 +112,21 @@ async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, 
 # people and policies
 
 
+async def test_a_restart_replaces_each_job_of_a_pool_and_loses_no_rollout(field: Field) -> None:
+    old = {a.metadata.name: a.status.job_id for a in await field.allocations()}
+    servers = {a.status.job_id for a in await field.allocations("InferencePool")}
+    await field.submit("moves")
+    out, _ = await field.yard.rollyard("restart", "rp/demo", "--wait", "--timeout", "240", seconds=300)
+    assert out == "rolloutpool/demo restarted\nrolloutpool/demo is up to date\n"
+    live = [a for a in await field.allocations() if not a.status.is_ended and not a.spec.drain]
+    assert len(live) == 2
+    assert not {a.metadata.name for a in live} & old.keys()
+    await field.all_is_well()
+    assert not {j.id for j in await field.yard.jobs()} & {*old.values()}
+    assert {a.status.job_id for a in await field.allocations("InferencePool")} >= servers, "the other pool is untouched"
+    assert (await field.yard.rollyard("history", "rp/demo"))[0].rstrip().endswith("restartedAt")
+
+
 @pytest.mark.long  # slurm_accounts/test_deaths.py has this and the next one, on a cluster with accounts
 async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(field: Field) -> None:
     old = await field.running()

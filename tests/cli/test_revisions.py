@@ -1,0 +1,70 @@
+"""restart, history and undo on a real server. The pools are suspended; slurm_faults has a restart of running ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rollyard.client import AsyncClient
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.rollout_pool import RolloutPool
+from tests.support.yard import Yard, end
+
+DEMO = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
+
+
+@pytest.fixture
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    made.start()
+    yield made
+    await end(made)
+
+
+async def revisions(yard: Yard, client: AsyncClient, number: int) -> RolloutPool:
+    """Wait until the pool has this revision."""
+
+    async def look() -> RolloutPool | None:
+        pool = await client.get(DEMO)
+        assert isinstance(pool, RolloutPool)
+        return pool if pool.status.revisions and pool.status.revisions[-1].number == number else None
+
+    found = await yard.until(look)
+    assert isinstance(found, RolloutPool)
+    return found
+
+
+async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, demo={"suspend": True}, policy={"suspend": True})
+        first = await revisions(yard, client, 1)
+        _, err = await yard.rollyard("undo", "rp/demo", code=1)
+        assert "rolloutpool/demo has no earlier revision" in err
+
+        await yard.apply(client, demo={"suspend": True, "allocation": {"cpusPerTask": 7, "setup": "true"}})
+        changed = await revisions(yard, client, 2)
+        assert (await yard.rollyard("restart", "rp/demo"))[0] == (
+            "rolloutpool/demo restarted; it has no allocations at present\n"
+        )
+        restarted = await revisions(yard, client, 3)
+        assert restarted.metadata.generation > changed.metadata.generation, "so that a wait for Updated waits for this"
+        await yard.apply(client, demo={"suspend": True, "allocation": {"cpusPerTask": 7, "setup": "true"}})
+        assert (await revisions(yard, client, 3)).spec.restarted_at == restarted.spec.restarted_at, "apply keeps it"
+
+        lines = (await yard.rollyard("history", "rp/demo"))[0].splitlines()
+        assert [line.split()[0] for line in lines] == ["REVISION", "1", "2", "3"]
+        assert [line.split("  ")[-1].strip() for line in lines[1:]] == [
+            "<unknown>", "allocation.cpusPerTask, allocation.setup", "restartedAt",
+        ]  # fmt: skip
+        assert "cpusPerTask: 7" in (await yard.rollyard("history", "rp/demo", "--revision", "2"))[0]
+
+        assert "template of revision 1 again" in (await yard.rollyard("undo", "rp/demo", "--to-revision", "1"))[0]
+        back = await revisions(yard, client, 4)
+        assert back.spec == first.spec
+        assert [r.number for r in back.status.revisions] == [2, 3, 4]
+        assert "skipped" in (await yard.rollyard("undo", "rp/demo", "--to-revision", "4"))[0]
+        assert "template of revision 3 again" in (await yard.rollyard("undo", "rp/demo"))[0]
+        assert (await revisions(yard, client, 5)).spec == restarted.spec
+        _, err = await yard.rollyard("undo", "rp/demo", "--to-revision", "1", code=1)
+        assert "rolloutpool/demo has no revision 1; it has 2, 4, 5" in err
