@@ -35,6 +35,7 @@ from rollyard.api import (
     reviews,
     rollout_profile,
     rollouts,
+    running_turns,
     saved_turns,
     scale,
     sessions,
@@ -53,8 +54,8 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, drains, objects,
-    changes, rollout_profile, rollouts, token_texts, batches, datasets, evaluations, usage, snapshots, forks, images,
-    sessions, tokens, node, attach, engine, metrics, metric_history, page, saved_turns,
+    changes, rollout_profile, rollouts, running_turns, token_texts, batches, datasets, evaluations, usage, snapshots, forks,
+    images, sessions, tokens, node, attach, engine, metrics, metric_history, page, saved_turns,
 )  # fmt: skip
 WITH_STATE = (
     listener,

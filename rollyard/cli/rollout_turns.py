@@ -26,7 +26,7 @@ async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool
     if trajectory is not None:
         return _print_ended(trajectory, tail)
     if not follow:
-        found, output = await _so_far(client, namespace, view)
+        found, output = await so_far(client, namespace, view)
         for index, turn in list(enumerate(found))[-tail if tail else 0 :] if tail != 0 else []:
             _echo([*call_lines(index, turn), *result_lines(turn)])
         _echo(_output_lines(output))
@@ -46,18 +46,23 @@ async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool
     _echo(_end_lines(trajectory))
 
 
-async def _so_far(client: AsyncClient, namespace: str, view: RolloutView) -> tuple[list[Turn], str]:
-    """Return the turns of the present attempt, and what its command has printed."""
+async def so_far(client: AsyncClient, namespace: str, view: RolloutView) -> tuple[list[Turn], str]:
+    """Return the turns of the present attempt, and what its command has printed. While no node agent works on it, such as in
+    the queue after a lost node, these are the turns that the server has saved."""
     if view.status is not Status.RUNNING or view.stage is Stage.EVAL:
-        return [], ""
+        return await client.saved_turns(view.id, namespace), ""
     found: dict[int, Turn] = {}
     output = ""
-    async with client.attach(view.id, Start(kind=AttachKind.TURNS, output=True), namespace) as attached:
-        async for one in live_turns(attached):
-            if isinstance(one, str):
-                output += one
-            else:
-                found[one[0]] = one[1]
+    try:
+        async with client.attach(view.id, Start(kind=AttachKind.TURNS, output=True), namespace) as attached:
+            async for one in live_turns(attached):
+                if isinstance(one, str):
+                    output += one
+                else:
+                    found[one[0]] = one[1]
+    except (Conflict, Unavailable, RequestTimeout) as error:
+        click.echo(printable(f"{error}; these are the saved turns"), err=True)
+        return await client.saved_turns(view.id, namespace), ""
     return list(found.values()), output
 
 

@@ -26,7 +26,7 @@ from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_lists import cell, list_, summary, top
 from rollyard.cli.rollout_profile import profile
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
-from rollyard.cli.rollout_turns import break_counts, break_lines
+from rollyard.cli.rollout_turns import break_counts, break_lines, call_lines, result_lines
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import RollyardError
@@ -227,6 +227,12 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
         )
     if trajectory:
         click.echo(printable("\n" + "\n".join(transcript(trajectory))))
+    elif turns := await client.saved_turns(id, namespace):
+        lines = [
+            line for index, turn in enumerate(turns) for line in ("", *call_lines(index, turn), *result_lines(turn))
+        ]
+        click.echo(printable("\n".join(lines)))
+        click.echo(f"\n=== {len(turns)} turns so far; to follow them: rollyard logs -f rollout/{id}")
 
 
 @rollouts.command("snapshot")

@@ -24,7 +24,7 @@ from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_profile import ProfileView
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.kinds.top import MissingImageView, NodesTop, NodeTop
-from rollyard.trajectory import Artifact, Trajectory
+from rollyard.trajectory import Artifact, Trajectory, Turn
 from rollyard.trajectory.artifact import from_json
 
 if TYPE_CHECKING:
@@ -82,6 +82,19 @@ class RolloutClient(ApiClient):
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""
         body = await self._http.json("GET", rollout_path(id) + "/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
+
+    async def saved_turns(self, id: str, namespace: str | None = None) -> list[Turn]:
+        """Return the turns that an unfinished rollout has saved so far; after its end there are none. Raises NotFound."""
+        found: list[Turn] = []
+        fence = 0
+        while True:
+            query = self._http.query(namespace, fence=str(fence), after=str(len(found)))
+            body = await self._http.json("GET", rollout_path(id) + "/turns", query=query)
+            if body["fence"] != fence:
+                found, fence = [], body["fence"]
+            found += [Turn.model_validate(one["turn"], extra="ignore") for one in body["turns"]]
+            if not body["turns"] or len(found) >= body["total"]:
+                return found
 
     async def token_texts(self, id: str, namespace: str | None = None) -> tuple[dict[int, str], dict[int, bytes]]:
         """Return the text of each id in an ended rollout's trajectory; and the bytes of ids that are parts of characters.

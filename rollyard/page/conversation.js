@@ -21,7 +21,7 @@ export function Conversation({ t, turn, linkTo }) {
   if (!t.turns.length) return html`<p class="empty">No turn was recorded${t.sample?.error ? ': the rollout ended before the first answer of a model' : ''}.</p>`;
   return html`<ol class="turns">${t.turns.slice(0, drawn).map((one, i) => html`
     ${i > 0 && one.segment !== t.turns[i - 1].segment && html`<li class="break" key=${`b${i}`}>${breakText(t, one.segment)}</li>`}
-    <${OneTurn} key=${i} t=${t} turn=${one} number=${i + 1} chosen=${turn === i + 1} linkTo=${linkTo} />`)}</ol>
+    <${OneTurn} key=${i} version=${t.versions[t.version[one.start]]} turn=${one} number=${i + 1} chosen=${turn === i + 1} to=${linkTo(i + 1)} tokens=${linkTo(i + 1, 'tokens')} />`)}</ol>
     ${drawn < t.turns.length && html`<p class="dim">Drawing ${t.turns.length - drawn} more turns …</p>`}`;
 }
 
@@ -33,11 +33,11 @@ export function breakText(t, segment) {
   return `Segment ${segment + 1} begins: the chat template or the caller changed earlier text. ${visible(words)}`;
 }
 
-const OneTurn = memo((/** @type {{t: import('./columns.js').Trajectory, turn: any, number: number, chosen: boolean, linkTo: (turn: number, view?: string) => string}} */ { t, turn, number, chosen, linkTo }) => {
+/** Props: version of the weights, turn, number, chosen, to: address of the turn, tokens: that of its tokens if they can be shown. */
+export const OneTurn = memo((/** @type {{version?: string, turn: any, number: number, chosen?: boolean, to: string, tokens?: string}} */ { version, turn, number, chosen, to, tokens }) => {
   const calls = turn.tool_calls ?? [];
   const { thoughts, said } = partsOf(turn.text, calls.length > 0);
   const results = turn.tool_results ?? [];
-  const version = t.versions[t.version[turn.start]];
   const facts = [
     `${count(turn.promptLength)} + ${count(turn.responseLength)} tokens`,
     turn.timings?.model !== undefined && `model ${duration(turn.timings.model)}`,
@@ -47,7 +47,7 @@ const OneTurn = memo((/** @type {{t: import('./columns.js').Trajectory, turn: an
     turn.constraint && `form ${turn.constraint}`,
   ].filter(Boolean).join(' · ');
   return html`<li class=${`turn${chosen ? ' chosen' : ''}`} id=${`turn-${number}`}>
-    <h3><a href=${linkTo(number)} title="Link to this turn">Turn ${number}</a> <span class="facts-line">${facts} · <a href=${linkTo(number, 'tokens')}>its tokens</a></span>
+    <h3><a href=${to} title="Link to this turn">Turn ${number}</a> <span class="facts-line">${facts}${tokens && html` · <a href=${tokens}>its tokens</a>`}</span>
       ${turn.finish_reason === 'length' && html` <${Mark} tone="warn" word="cut at the limit of tokens" />`}</h3>
     ${thoughts && html`<section class="thoughts"><h4>Thoughts</h4><${TextBlock} text=${thoughts} label="Thoughts" /></section>`}
     ${said && html`<section class="said"><h4>Assistant</h4><${TextBlock} text=${said} label="Answer" /></section>`}

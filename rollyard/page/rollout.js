@@ -8,6 +8,7 @@ import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
 import { link, namespaceOf, ns, option } from './route.js';
+import { RunningTurns } from './running_turns.js';
 import { HistoryTable, StoryBar } from './story.js';
 import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
@@ -66,7 +67,8 @@ export function Rollout({ route }) {
       ${view === 'task' && html`<${Task} t=${t} />`}
       ${(view === '' || view === 'tokens') && (t.sample
         ? html`<${Ended} t=${t} view=${view} texts=${texts} route=${route} linkTo=${linkTo} />`
-        : html`<p class="empty">The rollout has not ended. Its turns are here as soon as it has; <code>rollyard logs -f rollout/${id}${option(namespace)}</code> follows them now.</p>`)}`}<//>`;
+        : view === 'tokens' ? html`<p class="empty">The tokens are here when the rollout has ended.</p>`
+          : html`<${RunningTurns} namespace=${namespace} id=${id} linkTo=${linkTo} />`)}`}<//>`;
 }
 
 /** @param {{t: import('./columns.js').Trajectory, view: string, texts: import('./poll.js').Answer, route: import('./route.js').Route, linkTo: any}} props */

@@ -16,7 +16,7 @@ from rollyard.kinds.values.image_reference import normal_form
 from rollyard.store import missing_image_rows, rollout_search, row_codec, saved_turn_table, usage_hours
 from rollyard.store.base import MissingImage, RolloutFilter, RolloutRecord, RolloutSearch, StoredSnapshot
 from rollyard.store.rollout_search import SUSPICIOUS, NodeEnd, RolloutWork
-from rollyard.store.saved_turn_table import ResumeState
+from rollyard.store.saved_turn_table import ResumeState, SomeTurns
 from rollyard.store.usage_hours import UsageHour
 
 Counts = dict[tuple[Stage, Status], int]
@@ -56,6 +56,10 @@ class RolloutQueries:
     def saved_turns(self, record: RolloutRecord) -> tuple[ResumeState, list[bytes]]:
         """Saved turns of the rollout, the first one first, with what belongs to them."""
         return saved_turn_table.state(self._db, record.seq), saved_turn_table.turns(self._db, record.seq)
+
+    def some_saved_turns(self, namespace: str, id: str, fence: int, after: int, most: int) -> SomeTurns | None:
+        """Some of the saved turns; see `saved_turn_table.some_turns`."""
+        return saved_turn_table.some_turns(self._db, namespace, id, fence, after, most)
 
     def resume_totals(self, pool: PoolKey) -> tuple[int, int]:
         """Bytes of the saved turns of a pool's rollouts, and those of their snapshots."""

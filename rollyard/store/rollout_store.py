@@ -35,6 +35,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     snapshots = reading(RolloutQueries.snapshots)
     saved_turns = reading(RolloutQueries.saved_turns)
     all_resume_totals = reading(RolloutQueries.all_resume_totals)
+    some_saved_turns = reading(RolloutQueries.some_saved_turns)
     list_rollouts = reading(RolloutQueries.list_rollouts, costly=True)
     summarize = reading(RolloutQueries.summarize, costly=True)
     work = reading(RolloutQueries.work, costly=True)

@@ -13,6 +13,20 @@ from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.store import row_codec
 from rollyard.store.base import RolloutRecord, StoredSnapshot
 
+
+@dataclass(frozen=True, slots=True)
+class SomeTurns:
+    """Some of the saved turns of a rollout, for people who look at it while it runs."""
+
+    fence: int
+    attempt: int
+    status: str
+    total: int
+    """Number of saved turns."""
+    turns: tuple[tuple[int, bytes], ...]
+    """(number from 1 on, compressed turn)."""
+
+
 PACK = "substr(blob, 3, instr(blob, '.pack') + 2)"
 """SQL expression for the name of the pack in the column `blob`."""
 NEEDED = "SELECT blob FROM resume_states WHERE blob IS NOT NULL"
@@ -43,6 +57,21 @@ def state(db: sqlite3.Connection, rollout: int) -> ResumeState:
 def turns(db: sqlite3.Connection, rollout: int) -> list[bytes]:
     """Return the turns, the first one first."""
     return [body for (body,) in db.execute("SELECT body FROM saved_turns WHERE rollout = ? ORDER BY turn", (rollout,))]
+
+
+def some_turns(db: sqlite3.Connection, namespace: str, id: str, fence: int, after: int, most: int) -> SomeTurns | None:
+    """Return at most `most` saved turns behind the first `after` ones, or from the first one on if the rollout's fence is not
+    `fence`; None if there is no such rollout. It is one statement, because a new lease may change the turns at any time."""
+    query = (
+        "SELECT r.fence, r.attempt, r.status, r.saved_turns, t.turn, t.body FROM rollouts r LEFT JOIN saved_turns t "
+        "ON t.rollout = r.seq AND t.turn > iif(r.fence = ?, ?, 0) WHERE r.namespace = ? AND r.id = ? ORDER BY t.turn LIMIT ?"
+    )
+    rows = db.execute(query, (fence, after, namespace, id, most)).fetchall()
+    if not rows:
+        return None
+    fence, attempt, status, total, *_ = rows[0]
+    found = tuple((turn, body) for *_, turn, body in rows if body is not None)
+    return SomeTurns(fence, attempt, status, total, found)
 
 
 def totals(db: sqlite3.Connection, pool: PoolKey) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from rollyard.trajectory import SavedTurn, Trajectory
 from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files_in, stem_task
 from tests.support.scripted_agent import call
 from tests.support.scripted_engine import SAMPLED, scripted_pool
+from tests.support.shown import page_tab
 from tests.support.small_games import Ledger
 from tests.support.yard import MODEL, ROOT, Yard, end, kill
 
@@ -142,6 +143,7 @@ async def test_a_killed_node_agent_costs_at_most_the_turn_under_way(resuming: tu
     await yard.until(some_saved)
     await kill_holder(yard, client, id)
     before = saved_turns(yard, id)
+    assert (await client.saved_turns(id))[: len(before)] == [saved.turn for saved in before]
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
     (resumption,) = ended.resumptions
@@ -162,8 +164,35 @@ async def test_a_killed_node_agent_costs_at_most_the_turn_under_way(resuming: tu
     words = [entry.event for entry in (await client.rollout_history(id)).entries]
     assert words.count("Resumed") == 1
     assert rows(yard) == 0
+    assert await client.saved_turns(id) == []
     out, _ = await yard.rollyard("rollouts", "describe", id)
     assert f"after turn {len(before)}, {len(before)} played again, 0 sampled again" in out
+
+
+async def test_the_turns_of_a_rollout_are_shown_while_it_runs(resuming: tuple[Yard, AsyncClient]) -> None:
+    yard, client = resuming
+    async with page_tab(yard) as opened:
+        if opened is None:
+            pytest.skip("needs Chromium")
+        tab, page = opened
+        (id,) = await client.submit([request("shown-1")])
+        await tab.go(f"{page}#/rollouts/{id}")
+        numbers = "[...document.querySelectorAll('.turn h3 a')].map(a => a.textContent.trim())"
+        await tab.until(f"{numbers}.length >= 2 && !document.querySelector('#score')")
+        seen = len(await tab.evaluate(numbers))
+        saved = (await client.saved_turns(id))[:seen]
+        out, _ = await yard.rollyard("rollouts", "describe", id)
+        text = await tab.evaluate("document.querySelector('.turns').textContent")
+        for turn in saved:
+            command = turn.tool_calls[0]["arguments"]["command"]
+            assert command in text
+            assert command in out
+        assert f"to follow them: rollyard logs -f rollout/{id}" in out
+        await tab.until(f"{numbers}.length > {seen} && !document.querySelector('#score')")
+        await tab.until("document.querySelector('#score')")
+        assert await tab.evaluate(numbers) == [f"Turn {n + 1}" for n in range(TURNS)]
+        assert tab.faults == []
+        await yard.gather(client, [id])
 
 
 async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming: tuple[Yard, AsyncClient]) -> None:

@@ -244,8 +244,9 @@ def _later(time_of_day: str, since: float) -> float:
 
 
 @contextlib.asynccontextmanager
-async def shown_page(yard: Yard, cluster: Cluster) -> AsyncIterator[ShownPage | None]:
-    """Open the page of a running server, over a proxy as `rollyard ui` runs it. Yield None if no browser can be had."""
+async def page_tab(yard: Yard) -> AsyncIterator[tuple[Tab, str] | None]:
+    """Open the page of a running server in a browser, over a proxy as `rollyard ui` runs it. Yield the tab, and the address
+    of the page without a view; None if no browser can be had."""
     announced: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -256,4 +257,11 @@ async def shown_page(yard: Yard, cluster: Cluster) -> AsyncIterator[ShownPage | 
         await listen(load_context(yard.data / "admin.kubeconfig"), 0, announced.append, stack)
         tab = await browser.tab(announced[0])
         await tab.until("document.querySelector('.connection')?.textContent.includes('live')")
-        yield ShownPage(tab, announced[0].partition("?")[0], yard, cluster)
+        yield tab, announced[0].partition("?")[0]
+
+
+@contextlib.asynccontextmanager
+async def shown_page(yard: Yard, cluster: Cluster) -> AsyncIterator[ShownPage | None]:
+    """Open the page, to compare it with the cluster. Yield None if no browser can be had."""
+    async with page_tab(yard) as opened:
+        yield ShownPage(*opened, yard, cluster) if opened is not None else None
