@@ -3,6 +3,7 @@
 import { Allocations } from './allocations.js';
 import { Batches } from './batches.js';
 import { Evaluations } from './evaluations.js';
+import { focusView, watchFocus } from './focus.js';
 import { timeOfDay } from './format.js';
 import { Group } from './group.js';
 import { follow, namespaces, slurmAway, useLive } from './live.js';
@@ -50,11 +51,9 @@ function App() {
   useEffect(() => { document.querySelector('header a[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'center' }); }, [word]);
   useEffect(() => {
     document.title = `${place ? `${place} · ` : ''}${title} · Rollyard`;
-    if (!first.current && !route.query.turn) {
-      main.current?.focus({ preventScroll: true });
-      scrollTo(0, 0);
-    }
+    const moved = !first.current && !route.query.turn;
     first.current = false;
+    return moved && main.current ? focusView(main.current) : undefined;
   }, [address]);
   const away = slurmAway();
   const space = namespaceOf(route);
@@ -85,4 +84,5 @@ function NotFound() {
 const root = /** @type {HTMLElement} */ (document.getElementById('app'));
 root.replaceChildren();
 render(html`<${App} />`, root);
+watchFocus();
 follow();

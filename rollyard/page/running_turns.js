@@ -58,6 +58,6 @@ export function RunningTurns({ namespace, id, linkTo }) {
     ${turns.length > 0 && html`<ol class="turns">${turns.map((one, i) => html`<${OneTurn} key=${i} turn=${one.turn}
       version=${one.weights_version ?? undefined} number=${one.number} to=${linkTo(one.number)} />`)}</ol>`}
     ${answer.data && html`<p class="empty">${turns.length ? `${turns.length} turns so far; the next one is here when its tools have answered.`
-      : 'No turn is saved yet. Turns are saved in RUN, unless the rollout could not go on from them elsewhere, such as those of a command or of an environment.'}
+      : 'No turn is saved yet. Turns are saved in RUN, unless the rollout could not go on from them elsewhere, such as those of a command.'}
       ${' '}<code>rollyard logs -f rollout/${id}${option(namespace)}</code> follows all of them. Tokens and reward are here when the rollout has ended.</p>`}`;
 }

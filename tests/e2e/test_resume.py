@@ -63,7 +63,7 @@ POINTS = [
     for point in (*SERVER_POINTS, *NODE_POINTS)
     if point != "after-environment-restore"
 ]
-NAMES = {"preempted-1": CUT, "played-1": PLAYED, "forgetful-1": PLAYED} | {
+NAMES = {"preempted-1": CUT, "shown-1": file_turns(TURNS, 5, "sleep 2"), "played-1": PLAYED, "forgetful-1": PLAYED} | {
     name: file_turns(TURNS, seed, SLOW)
     for seed, name in enumerate(
         [
@@ -189,7 +189,7 @@ async def test_the_turns_of_a_rollout_are_shown_while_it_runs(resuming: tuple[Ya
             assert command in out
         assert f"to follow them: rollyard logs -f rollout/{id}" in out
         await tab.until(f"{numbers}.length > {seen} && !document.querySelector('#score')")
-        await tab.until("document.querySelector('#score')")
+        await tab.until("!!document.querySelector('#score')")
         assert await tab.evaluate(numbers) == [f"Turn {n + 1}" for n in range(TURNS)]
         assert tab.faults == []
         await yard.gather(client, [id])

@@ -139,6 +139,15 @@ class ShownPage:
 
         await until(told, SECONDS, seen=lambda: self.tab.evaluate("document.body.innerText"))
 
+    async def says(self, allocation: str, state: str) -> None:
+        """Wait until the page shows this state of an allocation."""
+
+        async def told() -> bool:
+            rows = (await self.read("#/allocations"))["tables"].get("Allocations", [])
+            return {row["State"] for row in rows if row["Allocation"] == allocation} == {state}
+
+        await until(told, SECONDS, least=0.3, seen=lambda: self.tab.evaluate("document.body.innerText"))
+
     async def _world(self) -> World:
         jobs = await asyncio.to_thread(_squeue, self.cluster)
         agents = {kind: _names(self.yard, word) for kind, word in PROCESSES.items()}

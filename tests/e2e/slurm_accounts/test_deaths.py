@@ -36,6 +36,19 @@ async def told(field: Field, old: Allocation, *states: str) -> str:
     return status.reason
 
 
+async def test_without_accounting_an_end_is_shown_all_the_same(field: Field) -> None:
+    """slurmdbd is down: squeue has the end, and nobody the name of the user who cancelled the job."""
+    await asyncio.to_thread(field.cluster.stop_daemon, "slurmdbd")
+    try:
+        await field.shown_is_true()
+        old = await field.running()
+        await field.slurm("scancel", str(old.status.job_id))
+        await field.ended(old, "CANCELLED")
+        await field.all_is_well()
+    finally:
+        await asyncio.to_thread(field.cluster.start_daemon, "slurmdbd")
+
+
 async def test_each_death_is_told_as_it_was_done(field: Field) -> None:
     old = await field.running()
     (pid,) = field.yard.processes("node-agent", old.metadata.name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 
 import pytest
@@ -12,6 +14,7 @@ from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 from tests.support.slurm_field import Field
+from tests.support.standstill import freeze
 from tests.support.yard import alive
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(300)]
@@ -87,6 +90,21 @@ async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
     await field.yard.until(gone)  # told to exit, though no slurmd is there to end it
     await field.shown_is_true()
     await field.regain(old.status.node)
+    await field.all_is_well()
+
+
+async def test_a_node_agent_that_is_cut_off_is_not_shown_as_ready(field: Field) -> None:
+    """Its job runs and its process lives, and nothing comes from it, as when the network of its node is cut."""
+    old = await field.running()
+    (pid,) = field.yard.processes("node-agent", f"{old.metadata.name} ")
+    await asyncio.to_thread(freeze, pid)
+    try:
+        if field.page is not None:
+            await field.page.says(old.metadata.name, "not ready")
+        await field.condition("Ready", "False")
+        await field.shown_is_true()
+    finally:
+        os.kill(pid, signal.SIGCONT)
     await field.all_is_well()
 
 

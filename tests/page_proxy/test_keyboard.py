@@ -1,0 +1,181 @@
+"""The page by keyboard alone, and as a reader of screens gets it: Chromium's own accessibility tree."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rollyard.client.kubeconfig import load_context
+from rollyard.kinds.base import ObjectKey
+from rollyard.page_proxy.recording import RECORDING, read, restore
+from tests.page_proxy.conftest import start
+from tests.page_proxy.test_pages import KEPT, READY
+from tests.support.browser import Browser, Tab
+from tests.support.until import until
+from tests.support.yard import Yard, end
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
+CONTROLS = {
+    "button",
+    "link",
+    "textbox",
+    "searchbox",
+    "combobox",
+    "checkbox",
+    "radio",
+    "slider",
+    "tab",
+    "DisclosureTriangle",
+}
+"""Roles in Chromium's accessibility tree of what a person operates."""
+MOST_STOPS = 400
+FOCUSED = """(() => {
+  const one = document.activeElement;
+  const box = one.getBoundingClientRect();
+  return {
+    tag: one.tagName, id: one.id, text: one.textContent.trim().slice(0, 60), href: one.getAttribute('href'),
+    seen: box.width > 0 && box.height > 0 && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+  };
+})()"""
+KEYS = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), "ArrowRight": ("ArrowRight", 39, "")}
+POOL = ObjectKey(kind="RolloutPool", namespace="default", name="train")
+
+
+@pytest_asyncio.fixture(loop_scope="package", scope="module")
+async def recorded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    """A server with a part of the recorded training."""
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    lines, began = read(RECORDING, made.folder / "model")
+    kept = [line for line in lines if line.table != "rollout" or KEPT.fullmatch(line.record["id"])]
+    await restore(kept, began, made.data)
+    made.start()
+    yield made
+    await end(made)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def opened(recorded: Yard, browser: Browser) -> AsyncIterator[tuple[Tab, str]]:
+    """A tab on the overview, and the page's address."""
+    async with AsyncExitStack() as stack:
+        proxy = await start(load_context(recorded.data / "admin.kubeconfig"), stack)
+        await proxy.get("/ui/")
+        tab = await browser.tab(proxy.address)
+        await tab.until(READY)
+        yield tab, proxy.page
+
+
+async def press(tab: Tab, name: str) -> None:
+    key, code, text = KEYS[name]
+    about = {"key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}
+    for type in ("keyDown", "keyUp"):
+        await tab.call("Input.dispatchKeyEvent", type=type, **(about if type == "keyDown" else {**about, "text": ""}))
+
+
+async def tab_to(tab: Tab, wanted: str) -> dict[str, Any]:
+    """Press Tab until an element has the focus for which the script `wanted` of `one` is true."""
+    for _ in range(MOST_STOPS):
+        await press(tab, "Tab")
+        if await tab.evaluate(f"(one => {wanted})(document.activeElement)"):
+            return dict(await tab.evaluate(FOCUSED))
+    raise AssertionError(f"no stop of the Tab key is {wanted}")
+
+
+async def nameless(tab: Tab) -> list[str]:
+    """Return the controls without a name in the accessibility tree."""
+    nodes = (await tab.call("Accessibility.getFullAXTree"))["nodes"]
+    found = [n for n in nodes if not n.get("ignored") and n.get("role", {}).get("value") in CONTROLS]
+    assert found
+    return [f"{n['role']['value']} {n.get('nodeId')}" for n in found if not n.get("name", {}).get("value", "").strip()]
+
+
+async def test_each_view_is_reached_and_walked_through_by_the_tab_key(opened: tuple[Tab, str]) -> None:
+    tab, page = opened
+    await tab.go(page)
+    await tab.until(READY)
+    await press(tab, "Tab")
+    assert (await tab.evaluate(FOCUSED))["text"] == "To the content", "the first stop leads past the navigation"
+    await press(tab, "Enter")
+    assert (await tab.evaluate(FOCUSED))["id"] == "main"
+
+    views = await tab.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+    assert len(views) == 7
+    for view in views:
+        await tab.evaluate("document.querySelector('a.skip').focus()")
+        await tab_to(tab, f"one.getAttribute('href') === '{view}'")
+        await press(tab, "Enter")
+        await tab.until(f"location.hash === '{view}' && document.activeElement.id === 'main'")
+        await tab.settle(0.3)
+        assert await nameless(tab) == [], view
+        stops: list[dict[str, Any]] = []
+        while True:  # a trap would hold the focus for ever
+            await press(tab, "Tab")
+            stop = await tab.evaluate(FOCUSED)
+            if stop["tag"] == "BODY" or (stop["text"] == "To the content" and stops):
+                break
+            stops.append(stop)
+            assert stop["seen"], f"{view}: the focus is out of sight on {stop}"
+            assert len(stops) < MOST_STOPS, f"{view}: no end of the stops"
+        assert stops or view != "#/overview"
+    assert tab.faults == []
+
+
+async def test_a_trajectory_is_opened_read_and_left_by_keys_and_the_focus_comes_back(opened: tuple[Tab, str]) -> None:
+    tab, page = opened
+    await tab.go(page + "#/rollouts")
+    await tab.until("document.querySelectorAll('tbody th a').length > 3")
+    await tab.evaluate("document.querySelector('#main').focus()")
+    await tab_to(tab, "one.matches('tbody th a')")
+    await press(tab, "Tab")
+    link = await tab_to(tab, "one.matches('tbody th a')")
+    await press(tab, "Enter")
+    await tab.until(f"location.hash === '{link['href']}' && document.activeElement.id === 'main'")
+    await tab.until("!!document.querySelector('.tabs a')")
+    assert await nameless(tab) == []
+    await tab_to(tab, "one.textContent === 'Tokens'")
+    await press(tab, "Enter")
+    await tab.until("!!document.querySelector('.tokens')")
+    await tab_to(tab, "one.matches('.tokens, .tokens *')")
+    await press(tab, "ArrowRight")
+    await tab.until("/probability|given|sampled/i.test(document.querySelector('.token-line').textContent)")
+    assert await nameless(tab) == []
+
+    await tab.evaluate("history.go(-2)")
+    await tab.until("location.hash === '#/rollouts' && document.querySelectorAll('tbody th a').length > 3")
+    await tab.until(f"document.activeElement.getAttribute('href') === '{link['href']}'")
+
+
+async def test_updates_move_no_focus_and_are_not_read_out(opened: tuple[Tab, str], recorded: Yard) -> None:
+    tab, page = opened
+    await tab.go(page + "#/pools")
+    await tab.until("!!document.querySelector('tbody th a')")
+    await tab.evaluate("document.querySelector('#main').focus()")
+    link = await tab_to(tab, "one.matches('tbody th a')")
+    await tab.evaluate(
+        """window.readOut = [];
+        for (const region of document.querySelectorAll('[role=status], [aria-live=polite], [role=alert]')) {
+          const changed = () => readOut.push(region.textContent.trim());
+          new MutationObserver(changed).observe(region, {childList: true, subtree: true, characterData: true});
+        }"""
+    )
+    async with recorded.client() as client:
+        for number in range(2, 6):
+            await client.patch(POOL, {"spec": {"replicas": number}})
+            await tab.until("document.querySelector('main').textContent.includes('suspended')")
+        await client.patch(POOL, {"spec": {"suspend": False, "replicas": 0}})
+        await tab.until("document.querySelector('main').textContent.includes('fixed 0')")
+        assert (await tab.evaluate(FOCUSED))["href"] == link["href"], "the focus stays"
+        assert await tab.evaluate("readOut") == [], "a flood of updates is not read out"
+
+        recorded.kill()
+        try:
+            await tab.until("readOut.some(text => text.includes('not connected since'))")
+        finally:
+            recorded.start_elsewhere()
+        await tab.until(READY)
+        await until(lambda: tab.evaluate(f"document.activeElement.getAttribute('href') === '{link['href']}'"))
+        assert len(set(await tab.evaluate("readOut"))) == 2, "the loss and the return of the server, each once"
+        await client.patch(POOL, {"spec": {"suspend": True}})
