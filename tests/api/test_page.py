@@ -118,7 +118,7 @@ async def test_a_trajectory_is_shown_as_it_is_and_nothing_in_it_runs(serving: Se
             await page.show("#/rollouts/faulty", "document.querySelector('main').textContent.includes('no reward')")
             assert "Test" in await page.text()
             await page.show("#/rollouts/waits", "document.querySelector('main .empty') !== null")
-            assert "has not ended" in await page.text()
+            assert "No turn is saved yet" in await page.text()
             await page.show("#/overview", "document.querySelector('main a[href*=reason]') !== null")
             assert await page.texts("main a[href*=reason]") == ["Test"]
             assert page.tab.dialogs == []

@@ -102,7 +102,7 @@ async def test_each_view_is_reached_and_walked_through_by_the_tab_key(opened: tu
     assert (await tab.evaluate(FOCUSED))["id"] == "main"
 
     views = await tab.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
-    assert len(views) == 7
+    assert len(views) > 6
     for view in views:
         await tab.evaluate("document.querySelector('a.skip').focus()")
         await tab_to(tab, f"one.getAttribute('href') === '{view}'")
