@@ -79,7 +79,7 @@ async def main(options: argparse.Namespace) -> None:
         said = turns_of(options.turns, options.seconds, options.files)
         policy = scripted_pool(yard.folder, MODEL, {"tree": said})
         width = {"min": options.at_once, "max": options.at_once}
-        stages = {"init": {"workers": width}, "run": {"workers": width, "timeoutSeconds": 3600}}
+        stages = {"init": {"workers": width}, "run": {"workers": width, "timeoutSeconds": 900}}
         try:
             yard.start()
             async with yard.client() as client:

@@ -76,7 +76,7 @@ async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     yard = Yard(tmp_path_factory.mktemp("yard"))
     policy = scripted_pool(yard.folder, MODEL, NAMES)
     width = {"min": len(NAMES), "max": len(NAMES)}
-    stages = {"init": {"workers": width}, "run": {"workers": width, "timeoutSeconds": 1800}}
+    stages = {"init": {"workers": width}, "run": {"workers": width, "timeoutSeconds": 900}}
     try:
         yard.start()
         async with yard.client() as client:

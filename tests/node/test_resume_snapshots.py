@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ from rollyard.sandbox.snapshot import SandboxSnapshot
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trajectory import Outcome, RunResult, SavedTurn
-from rollyard.wire.node import LeaseRef, SnapshotHeader, TurnsHeader
+from rollyard.wire.node import LeaseRef, SnapshotHeader, StoredTurns, TurnsHeader
 from tests.node.test_fork import CALLS, Told, begun
 from tests.node.test_lease_run import Full, work
 
@@ -137,6 +138,23 @@ class Unusable(LeaseRun):
             raise ResumeFailed("it is damaged")
         assert saved.failed == "it is damaged"
         return RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
+
+
+class Stored(Full):
+    """A server with turns, and a snapshot behind the first one."""
+
+    async def stored_turns(self, ref: LeaseRef) -> tuple[StoredTurns, list[bytes]]:
+        return StoredTurns(snapshot=RolloutSnapshot(turn=1, size=9)), [b"no turn"]
+
+
+@pytest.mark.parametrize(("resume", "why"), [(False, "`resume` is never"), (True, "the saved turns cannot be read: ")])
+async def test_a_rollout_that_begins_again_gets_no_files_of_a_turn(resume: bool, why: str) -> None:
+    """A pool may have been changed to `resume: never` meanwhile."""
+    run, handler = work(LeaseRun, Stored()), cast(GuardedHandler, SimpleNamespace(has_loop=False))
+    run._lease = run._lease.model_copy(update={"saved_turns": 1, "resume": resume})
+    saved = await run._saved_work(handler)
+    assert (saved.turns, saved.snapshot, saved.count) == ((), None, 1)
+    assert (saved.failed or "").startswith(why)
 
 
 async def test_a_damaged_snapshot_leads_to_init_and_damaged_turns_to_the_beginning() -> None:
