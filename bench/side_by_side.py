@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -51,6 +52,7 @@ def main() -> None:
     for n in range(given.rounds):
         for i in (0, 1) if n % 2 else (1, 0):
             found[i].append(_measured(checkouts[i], given.rollouts))
+            print(f"round {n + 1}, {'other' if i else 'this'}: {found[i][-1]}", file=sys.stderr)
     print(f"{'median (range)':38}{'this':>26}{'other':>26}{'ratio (range)':>26}")
     for row, name in ROWS.items():
         this, other = ([one[row] for one in some] for some in found)
