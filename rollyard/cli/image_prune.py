@@ -69,7 +69,7 @@ async def _prune_cache(
     built = BuiltImages(folder, lambda image: cache.is_pinned(image) or needed(image))
 
     def left() -> int:
-        return sum(one.bytes for one in cache.entries()) + built.bytes()
+        return cache.room.image_bytes() + built.bytes()
 
     freed = 0
     if seconds is not None:

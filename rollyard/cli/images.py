@@ -61,7 +61,8 @@ def list_(shared: Path | None) -> None:
             in_use = "yes" if entry.pinned else "no"
             older = entry.name.startswith("built:") and cache.known(parse_image(entry.name)) != entry.digest
             name = f"{entry.name} (older build)" if older else entry.name
-            rows.append([name, entry.digest[:19], megabytes(entry.bytes), "-", in_use, _age(entry.last_used)])
+            sizes = [megabytes(entry.own_bytes), megabytes(entry.shared_bytes)]
+            rows.append([name, entry.digest[:19], *sizes, in_use, _age(entry.last_used)])
         rows += [
             [*_stored(one), "yes" if cache.is_pinned(one.image) else "no", _age(one.last_used)]
             for one in BuiltImages(folder).images()

@@ -56,6 +56,11 @@ class CacheEntry(CachedBlob):
     damaged: bool = False
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes that its deletion frees."""
+        return self.bytes - self.shared_bytes
+
+    @property
     def pinned(self) -> bool:
         """Whether a process of this machine uses the image now."""
         return _is_locked(self.lock_path)

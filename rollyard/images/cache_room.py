@@ -78,10 +78,14 @@ class CacheRoom:
         async with self._evicting:
             return await asyncio.to_thread(self._evict, keep, coming)
 
+    def image_bytes(self) -> int:
+        """Return the bytes of all images. A layer of several images counts once."""
+        return _bytes_of(self._folder.entries())
+
     def bytes(self) -> int:
-        """Return the bytes of the cache. A layer of several images counts once."""
+        """Return the bytes of the whole cache."""
         rest = (*self._folder.cached_blobs(), *self._folder.unnamed_layers())
-        return _bytes_of(self._folder.entries()) + sum(one.bytes for one in rest)
+        return self.image_bytes() + sum(one.bytes for one in rest)
 
     def _evict(self, keep: Path | None, coming: Mapping[str, int]) -> bool:
         blobs, images, unnamed = self._folder.cached_blobs(), self._folder.entries(), self._folder.unnamed_layers()

@@ -45,7 +45,7 @@ async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, no
     with await cache.get(parse_image(name)):
         lines = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()
         assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "SHARED", "IN", "USE", "LAST", "USED"]
-        assert lines[1].split()[:5] == [name, digest[:19], "4M", "-", "yes"]
+        assert lines[1].split()[:5] == [name, digest[:19], "4M", "0M", "yes"]
     assert "no" in CliRunner().invoke(cli, ["images", "list"]).output.splitlines()[1].split()
     shared = CliRunner().invoke(cli, ["images", "list", "--shared", str(tier)]).output.splitlines()
     assert shared[1].split()[:3] == [name, digest[:19], "1M"]
