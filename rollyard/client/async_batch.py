@@ -14,6 +14,7 @@ from rollyard.client.batch_client import BatchClient
 from rollyard.client.batch_progress import BatchProgress
 from rollyard.client.step_log import StepLog, complete_steps, step_values
 from rollyard.core.backoff import until_done
+from rollyard.core.errors import RollyardError
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchRequest, BatchView
 
@@ -44,7 +45,7 @@ class AsyncBatch:
         warn: Callable[[str], None] = log.warning,
     ) -> None:
         """`log` gets the metrics of each training step, at the step's acknowledgement or at the batch's end. `warn` gets
-        the reason why no group comes for WAIT_SECONDS, each reason once."""
+        the reason why no group comes for WAIT_SECONDS, each reason once, and the first error of `log`."""
         self._client = client
         self._warn, self._warned = warn, set[str]()
         self._namespace = namespace
@@ -93,9 +94,12 @@ class AsyncBatch:
         self._see(page.batch)
         if not page.groups and page.batch.waiting is not None:
             reason = re.sub(r"\d+", "", page.batch.waiting)
-            if reason not in self._warned:
-                self._warned.add(reason)
-                self._warn(f"batch {self.id} waits: {page.batch.waiting}")
+            self._warn_once(reason, f"batch {self.id} waits: {page.batch.waiting}")
+
+    def _warn_once(self, reason: str, text: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            self._warn(text)
 
     async def acknowledge(self, upto: int | None = None) -> BatchView:
         """Acknowledge all groups up to delivery `upto`; by default all groups that the iterator returned."""
@@ -105,16 +109,28 @@ class AsyncBatch:
         return view
 
     async def _log_steps(self) -> None:
-        """Pass the training steps that are complete and new to the log."""
+        """Pass the training steps that are complete and new to the log. A log that fails ends no training: `warn` gets
+        its first error, and the failed step is not passed again."""
         if self._log is None or self.view is None:
             return
-        history = await self._client.batch_history(self.id, self._namespace, limit=RECENT_STEPS)
+        try:
+            history = await self._client.batch_history(self.id, self._namespace, limit=RECENT_STEPS)
+        except RollyardError as error:
+            self._warn_once("no history", f"batch {self.id}: the steps are logged later: {error}")
+            return
         groups = self._request.step_groups if self._request is not None else None
         steps = complete_steps(history.steps, step_groups=groups, ended=self.view.status.terminal)
         for step in steps:
             if step.step > self._logged:
                 self._logged = step.step
-                await asyncio.to_thread(self._log.log, step.step, step_values(step))
+                try:
+                    await asyncio.to_thread(self._log.log, step.step, step_values(step))
+                except Exception as error:
+                    log.debug("logger", exc_info=True)
+                    words = (
+                        f"the logger failed at step {step.step}, and the batch goes on: {type(error).__name__}: {error}"
+                    )
+                    self._warn_once("logger", f"batch {self.id}: {words}. Its later errors are not shown")
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
         """End the batch. The unfinished groups are kept if `rollouts` and the request's `carry_over` are "keep", and the

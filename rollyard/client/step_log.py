@@ -20,9 +20,9 @@ class StepLog(Protocol):
 
 
 def step_values(step: TrainingStep) -> dict[str, float]:
-    """Return the values of a step by name. A value without a number is left out, never 0."""
+    """Return the values of a step by name. A value without a number is left out, never 0; so is a list."""
     found = step.model_dump(exclude=set(_NO_VALUES)).items()
-    return {PREFIX + name: float(value) for name, value in found if value is not None}
+    return {PREFIX + name: float(value) for name, value in found if isinstance(value, int | float)}
 
 
 def complete_steps(steps: Iterable[TrainingStep], *, step_groups: int | None, ended: bool) -> list[TrainingStep]:

@@ -59,6 +59,38 @@ async def test_a_stream_is_logged_step_by_step_and_a_batch_at_its_end(serving: S
     assert recorder.steps[0][1]["rollyard/groups"] == 2
 
 
+class Broken(Recorder):
+    """A logger without a connection: its second step is the only one that it takes."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        super().log(step, values)
+        if len(self.steps) != 2:
+            raise ConnectionError("no route to the tracking server")
+
+
+async def test_a_logger_that_fails_ends_no_training_and_is_told_of_once(
+    serving: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Broken()
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        await client.put_dataset("d", [Task.model_validate(task) for task in tasks(20)])
+        request = BatchRequest(id="s", pool="swe", n=2, step_groups=1, max_staleness=0, dataset=DatasetRef(name="d"))
+        stream = client.batch(request, log=broken)
+        await client.create_batch(request)
+        for upto in (1, 2, 3):
+            await played(api)
+            while stream.after < upto:
+                await anext(stream)
+            await stream.acknowledge()
+        await stream.cancel("cancel")
+        async for _ in stream:
+            pass
+    assert [step for step, _ in broken.steps[:3]] == [0, 1, 2], "each step once, also after a failure"
+    told = [r.getMessage() for r in caplog.records if "the logger failed" in r.getMessage()]
+    assert [("step 0" in text, "no route to the tracking server" in text) for text in told] == [(True, True)]
+
+
 @pytest.mark.long
 def test_tensorboard_wandb_and_trackio_store_every_value(tmp_path: Path) -> None:
     python = environment("step-loggers", "2026.11", "python3.13") / "bin" / "python"
