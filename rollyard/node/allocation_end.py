@@ -6,7 +6,7 @@ import asyncio
 
 from rollyard.core.aio import Waker
 
-LAST_SECONDS = 15.0
+LAST_SECONDS = 20.0
 """Seconds before the end that are kept for the last turns and snapshots to arrive."""
 
 

@@ -335,7 +335,10 @@ class LeaseRun:
             )
         snapshot, spec = stored.snapshot, self._specs.run
         has_network = spec.host_network or bool(spec.allowed_hosts)
-        if snapshot is not None and not prefers_snapshot([one.turn for one in turns], snapshot.turn, has_network):
+        began_so = any(one.snapshot for one in stored.resumptions)
+        if snapshot is not None and not prefers_snapshot(
+            [one.turn for one in turns], snapshot.turn, has_network, began_so
+        ):
             snapshot = None
         return SavedWork(turns, snapshot, tuple(stored.resumptions), len(turns))
 
@@ -357,7 +360,7 @@ class LeaseRun:
                     saver = TurnSaver(self._node.uploads, self.ref, version)
                     self._saver = await stack.enter_async_context(saver)
                     self._resume_snapshots = await stack.enter_async_context(
-                        ResumeSnapshots(sandbox, self._node.uploads, self.ref, saver)
+                        ResumeSnapshots(sandbox, self._node.uploads, self.ref, saver, saved.lost_state)
                     )
                     run = await self._agent(handler, sandbox, environment, *model, snapshots, saved)
                 else:

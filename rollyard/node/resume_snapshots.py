@@ -30,7 +30,12 @@ log = logging.getLogger(__name__)
 class ResumeSnapshots:
     """Takes snapshots when they are due, and uploads each in the background behind the turns before it."""
 
-    def __init__(self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef, saver: TurnSaver) -> None:
+    def __init__(
+        self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef, saver: TurnSaver, lost_state: bool = False
+    ) -> None:
+        """`lost_state`: whether the sandbox began with a snapshot and without the state of its tools. Then no calls can be run
+        again in another sandbox."""
+        self._lost_state = lost_state
         self._sandbox = sandbox
         self._uploads = uploads
         self._ref = ref
@@ -60,7 +65,8 @@ class ResumeSnapshots:
         """Take a last snapshot after these turns, if calls since the newest one cannot be run again, and wait until it is
         stored. No call may run meanwhile."""
         later = turns[self._newest :]
-        if self._writing_calls and any(not_repeatable(turn, self._has_network) for turn in later):
+        cut = self._writing_calls and any(not_repeatable(turn, self._has_network) for turn in later)
+        if cut or (self._lost_state and any(turn.tool_calls for turn in later)):
             await self._take(len(turns))
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

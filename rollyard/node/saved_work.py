@@ -9,6 +9,7 @@ from typing import Self
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.node.replay import Replay
+from rollyard.node.snapshot_cost import loses_state
 from rollyard.trajectory import SavedTurn
 from rollyard.wire.node import Lease
 
@@ -31,6 +32,11 @@ class SavedWork:
     def begun_with(self) -> int:
         """Number of turns whose files the sandbox has from the beginning."""
         return self.snapshot.turn if self.snapshot is not None else 0
+
+    @property
+    def lost_state(self) -> bool:
+        """Whether the snapshot lacks the state of tools that turns before it have used."""
+        return bool(loses_state([one.turn for one in self.turns[: self.begun_with]]))
 
     def without(self, why: str) -> Self:
         """Return what is left to try: no snapshot, then no turns."""

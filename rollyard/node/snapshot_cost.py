@@ -67,10 +67,11 @@ def loses_state(turns: Sequence[Turn]) -> set[str]:
     return {call["name"] for turn in turns for call in turn.tool_calls if call["name"] in STATEFUL}
 
 
-def prefers_snapshot(turns: Sequence[Turn], snapshot: int, has_network: bool) -> bool:
-    """Whether a rollout goes on from the snapshot after this turn; else all calls are run again, from INIT on."""
+def prefers_snapshot(turns: Sequence[Turn], snapshot: int, has_network: bool, began_so: bool = False) -> bool:
+    """Whether a rollout goes on from the snapshot after this turn; else all calls are run again, from INIT on. `began_so`:
+    whether an earlier lease began with a snapshot. Calls after it had another state than if all were run again."""
     from_init = next((n for n, turn in enumerate(turns) if not_repeatable(turn, has_network)), len(turns))
-    if snapshot >= from_init:
+    if began_so or snapshot > from_init:
         return True
     again = sum(turn.timings.get("tools", 0.0) for turn in turns[:from_init])
     if not loses_state(turns[:snapshot]):

@@ -24,7 +24,7 @@ export function phases(entries, now) {
       current = { kind: e.stage, from: e.at, to: e.at, attempt: e.attempt, open: true, why: '' };
     } else if (BACK_TO_QUEUE.has(e.event)) {
       close(e.at);
-      current = { kind: 'queued', from: e.at, to: e.at, attempt: e.attempt, open: true, why: `${e.event} ${e.reason ?? ''}`.trim() };
+      current = { kind: 'queued', from: e.at, to: e.at, attempt: e.attempt, open: true, why: `${e.event} ${e.turns !== undefined && e.message ? e.message : e.reason ?? ''}`.trim() };
     } else if (e.event === 'Ended') close(e.at);
   }
   if (current) found.push({ .../** @type {Phase} */ (current), to: Math.max(now, /** @type {Phase} */ (current).from) });

@@ -43,6 +43,8 @@ MOST = 200
 NEVER = "`resume` is never in its pool or its request"
 FORGETS = "the task's environment cannot save its state: it has no `state` and `restore`"
 WAYS = ("auto", "never")
+TURNS_OF_A_KILL = 3
+"""Greatest number of turns that a kill costs a rollout: the one under way, and two that were not stored yet."""
 CUT = [
     call("bash", command="true && printf %s NONCE > f0"),
     call("bash", command="sleep 30"),
@@ -299,7 +301,7 @@ async def test_a_drain_with_grace_repeats_no_turn(resuming: tuple[Yard, AsyncCli
 
     await yard.until(some_saved)
     first = await holder(client, id)
-    await yard.rollyard("drain", first, "--grace", "15s")  # of which the last 15 s are for what is under way
+    await yard.rollyard("drain", first, "--grace", "20s")  # of which the last 20 s are for what is under way
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
     (resumption,) = ended.resumptions
@@ -412,5 +414,11 @@ async def test_a_storm_costs_a_few_turns_and_no_file(
     )
     assert resumed
     assert {one.why for trajectory in ended if "-never-" in trajectory.id for one in trajectory.resumptions} <= {NEVER}
+    for one in ended:
+        if one.status is Status.COMPLETED and "-auto-" in one.id:
+            kills = sum(resumption.reason != "NodeAgentStopped" for resumption in one.resumptions)
+            name = one.id.replace(f"storm-{count}-", "storm-")
+            most = TURNS + TURNS_OF_A_KILL * kills
+            assert TURNS <= sampled(yard, f"{name}.") <= most, (name, one.resumptions)
     assert again["auto"] < again["never"]
     assert rows(yard) == 0

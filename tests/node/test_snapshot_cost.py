@@ -44,7 +44,8 @@ CUT = "[timed out after 30 s and was stopped]"
         ([turn(tools=30.0, model=200.0)] * 5, 1, False, False),  # sampling four turns again would take longer
         ([turn()] * 5, 3, True, True),  # calls with the network are never run again
         ([turn(), turn(), turn(result=CUT), turn(), turn()], 3, False, True),
-        ([turn(), turn(), turn(result=CUT), turn(), turn()], 2, False, True),
+        ([turn(), turn(), turn(result=CUT), turn(), turn()], 2, False, False),  # as many turns, and the shell's state
+        ([turn()] * 5, 5, False, False),
         ([turn(), turn(), turn(result=CUT), turn(), turn()], 1, False, False),
         ([turn(tools=30.0, name="editor")] * 5, 1, False, True),  # the editor keeps no state: nothing is sampled again
     ],
@@ -53,3 +54,4 @@ def test_a_snapshot_is_used_where_it_saves_turns_or_time(
     turns: list[Turn], snapshot: int, network: bool, preferred: bool
 ) -> None:
     assert prefers_snapshot(turns, snapshot, network) is preferred
+    assert prefers_snapshot(turns, snapshot, network, began_so=True), "calls after it had another state"

@@ -99,7 +99,8 @@ def explain(record: RolloutRecord, view: QueueView | None) -> Reason | None:
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
-    return Reason(word, f"{fact.sentence} (since {as_text(max(since, record.queued_at))})")
+    kept = f"; its {record.saved_turns} saved turns are kept" if record.saved_turns else ""
+    return Reason(word, f"{fact.sentence}{kept} (since {as_text(max(since, record.queued_at))})")
 
 
 def explain_parked(record: RolloutRecord, view: QueueView | None, since: float) -> Reason:

@@ -220,6 +220,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "busy) (since 2026-01-01 11:54:55 UTC)",
     ),
     (
+        "WalltimeTooShort", {"saved_turns": 5},
+        {"node_agents": [agent("math", ends=NOW + 300)]},
+        "it needs 395 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; no successor "
+        "is submitted yet; its 5 saved turns are kept (since 2026-01-01 11:58:25 UTC)",
+    ),
+    (
         "WalltimeTooShort", {"agent": {"resume": "never"}},
         {
             "pool": rollout_pool(allocation={"timeLimit": "00:20:00"}),
