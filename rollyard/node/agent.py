@@ -146,6 +146,7 @@ class NodeAgent:
         )
         self._lease_seconds = welcome.lease_seconds
         self._renewed_at = asyncio.get_running_loop().time()
+        self._renewed = Waker()
         self._grants = 0
         """Number of messages `Grant` received since the last `Welcome`."""
         self._stage_changed = Waker()
@@ -186,6 +187,7 @@ class NodeAgent:
             for task in done:
                 task.result()
             await self._hand_back(STOPPED_REASON, [work for work, _ in self._runs.values()])
+            await self._all_received()
         finally:
             works = [task for _, task in self._runs.values()]
             await end_tasks(*tasks, *works)
@@ -213,6 +215,7 @@ class NodeAgent:
                 await self._refuse_unreadable(unread)
             case Renewed(sent_at=sent_at, lost=lost):
                 self._renewed_at = max(self._renewed_at, sent_at)
+                self._renewed.wake()
                 self._stop_leases(lost, "the server gave it to another node agent")
             case Cancel(lease=ref):
                 self._stop_leases([ref], "cancelled")
@@ -297,6 +300,15 @@ class NodeAgent:
             if found is not None:
                 log.info("stopping rollout %s: %s", ref.id, why)
                 found[1].cancel()
+
+    async def _all_received(self) -> None:
+        """Wait until the server has dealt with all messages. When a connection ends, it reads no further ones."""
+        sent_at = asyncio.get_running_loop().time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                sent = await self._connection.send(Heartbeat(held=[], sent_at=sent_at))
+                while sent and self._renewed_at < sent_at:
+                    await self._renewed.pause(HAND_BACK_SECONDS)
 
     async def _leave_before_end(self) -> None:
         """Shortly before the allocation's end, hand back the rollouts whose turn has not ended in time."""

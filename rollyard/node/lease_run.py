@@ -476,10 +476,12 @@ class LeaseRun:
         assert self._saver is not None
         forgets = environment is not None and not environment.saves
         never = why_never(lease, has_loop=handler.has_loop, forgets=forgets)
-        if not saved.turns and lease.lost and (why := never or saved.failed):
+        if lease.lost and not saved.turns:
+            why = never or saved.failed or "no turn was saved"
             begun_again = Resumption(turn=0, reason=lease.lost, node=lease.lost_node, dropped=saved.count, why=why)
             self._resumptions = [*saved.resumptions, begun_again]
             self._saver.resume(begun_again)
+            await self._saver.flush()  # it deletes snapshots of dropped turns; later it would delete new ones
         if lease.agent.command is not None:
             command = CommandRun(lease, handler, sandbox, template, tools, policy)
             self._live_turns, self._harness = command.turns, command.harness
@@ -536,6 +538,7 @@ class LeaseRun:
         self._resumptions = [*saved.resumptions, resumption]
         assert self._saver is not None
         loop.report(self._saver, resumption, changed=replay.changed)
+        await self._saver.flush()  # as in `_agent`
 
     async def _artifact(
         self, handler: GuardedHandler, sandbox: Sandbox, run: AgentResult, snapshots: RunSnapshots

@@ -41,6 +41,8 @@ STAGES = {
     "run": {"timeoutSeconds": 300, "workers": {"min": 8, "max": 40}},
     "eval": {"timeoutSeconds": 40, "workers": {"min": 1, "max": 4}},
 }
+LEASE_SECONDS = 30.0
+"""As a server has it by default, because a busy machine with 100 sandboxes is silent for seconds."""
 GRACE = 50.0
 """Seconds of a drain, in which a turn ends."""
 
@@ -86,7 +88,7 @@ class Storm:
 
 @pytest.fixture
 async def moving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_of(tmp_path_factory, accounting=True, nodes=9, conf=(*QUICK, "KillWait=30")) as of:
+    async with field_of(tmp_path_factory, LEASE_SECONDS, accounting=True, nodes=9, conf=(*QUICK, "KillWait=30")) as of:
         policy = scripted_pool(of.yard.folder, MODEL, NAMES, PACE)
         usual: dict[str, Any] = {
             "allocation": {"exclude": ["n9"], "cpusPerTask": 8, "timeLimit": WALLTIME},

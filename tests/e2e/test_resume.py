@@ -65,12 +65,17 @@ POINTS = [
     for point in (*SERVER_POINTS, *NODE_POINTS)
     if point != "after-environment-restore"
 ]
-NAMES = {"preempted-1": CUT, "shown-1": file_turns(TURNS, 5, "sleep 2"), "played-1": PLAYED, "forgetful-1": PLAYED} | {
+NAMES = {
+    "preempted-1": CUT,
+    "drained-1": file_turns(TURNS, 0, "sleep 3"),
+    "shown-1": file_turns(TURNS, 5, "sleep 2"),
+    "played-1": PLAYED,
+    "forgetful-1": PLAYED,
+} | {
     name: file_turns(TURNS, seed, SLOW)
     for seed, name in enumerate(
         [
             "killed-1",
-            "drained-1",
             "sandbox-1",
             "never-1",
             "kept-1",
@@ -416,7 +421,7 @@ async def test_a_storm_costs_a_few_turns_and_no_file(
     assert {one.why for trajectory in ended if "-never-" in trajectory.id for one in trajectory.resumptions} <= {NEVER}
     for one in ended:
         if one.status is Status.COMPLETED and "-auto-" in one.id:
-            kills = sum(resumption.reason != "NodeAgentStopped" for resumption in one.resumptions)
+            kills = one.attempt - 1 + sum(resumption.reason != "NodeAgentStopped" for resumption in one.resumptions)
             name = one.id.replace(f"storm-{count}-", "storm-")
             most = TURNS + TURNS_OF_A_KILL * kills
             assert TURNS <= sampled(yard, f"{name}.") <= most, (name, one.resumptions)

@@ -20,7 +20,7 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.shims import Shims
 from tests.support.shown import ShownPage, shown_page
-from tests.support.yard import Yard, end, merge, requests
+from tests.support.yard import LEASE_SECONDS, Yard, end, merge, requests
 
 BUDGETS = {
     "init": {"timeoutSeconds": 120},
@@ -224,8 +224,11 @@ class Field:
 
 
 @contextlib.asynccontextmanager
-async def field_on(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+async def field_on(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, lease_seconds: float = LEASE_SECONDS
+) -> AsyncIterator[Field]:
     yard = Yard(tmp_path_factory.mktemp("yard"), cluster)
+    yard.lease_seconds = lease_seconds
     shims = Shims(yard.folder / "shims", cluster.env["PATH"])
     yard.env["PATH"] = f"{shims.folder}:{cluster.env['PATH']}"
     field = Field(yard, cluster, shims)
@@ -239,11 +242,13 @@ async def field_on(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @contextlib.asynccontextmanager
-async def field_of(tmp_path_factory: pytest.TempPathFactory, **options: Any) -> AsyncIterator[Field]:
+async def field_of(
+    tmp_path_factory: pytest.TempPathFactory, lease_seconds: float = LEASE_SECONDS, **options: Any
+) -> AsyncIterator[Field]:
     """A field on a cluster of its own."""
     cluster = await asyncio.to_thread(start_cluster, **options)
     try:
-        async with field_on(cluster, tmp_path_factory) as field:
+        async with field_on(cluster, tmp_path_factory, lease_seconds) as field:
             yield field
     finally:
         await asyncio.to_thread(stop_cluster, cluster)

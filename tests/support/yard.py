@@ -54,6 +54,7 @@ class Yard:
         self.cluster = cluster
         self.driven_by = "slurm" if cluster else "local"
         """Value of `serve --cluster`."""
+        self.lease_seconds = LEASE_SECONDS
         self.server: subprocess.Popen[str] | None = None
         self.env: dict[str, str] = {}
         """Further environment variables of the server."""
@@ -77,7 +78,7 @@ class Yard:
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [python, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
-        command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", self.driven_by]
+        command += ["--lease-seconds", str(self.lease_seconds), "--cluster", self.driven_by]
         with (self.folder / "server.log").open("a") as log:
             self.server = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT, **user

@@ -7,7 +7,6 @@ import logging
 
 from rollyard.core.errors import Unavailable
 from rollyard.server.rollouts.service import RolloutService
-from rollyard.wire.node import LeaseRef
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +27,8 @@ class LeaseExpiry:
 
     async def take_back_expired(self) -> None:
         """Take back all expired leases. If the store fails, a later check takes back the remaining leases."""
-        for (namespace, id), lease in self._rollouts.leases.expired():
-            try:
-                await self._rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "Expired")
-            except Unavailable as error:
-                log.error("the lease of %s expired, but this cannot be stored: %s", id, error)
-                return
+        expired = self._rollouts.leases.expired()
+        try:
+            await self._rollouts.lose_together(expired, "Expired")
+        except Unavailable as error:
+            log.error("%d leases expired, but this cannot be stored: %s", len(expired), error)

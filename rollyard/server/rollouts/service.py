@@ -38,7 +38,7 @@ from rollyard.server.rollouts.lease_reports import (
     result_report,
     run_report,
 )
-from rollyard.server.rollouts.leases import Leases
+from rollyard.server.rollouts.leases import Leases, LiveLease
 from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.record_changes import RecordChanges, with_reported_stage
 from rollyard.server.rollouts.results import Upload
@@ -287,8 +287,14 @@ class RolloutService:
 
     async def lose_allocation(self, uid: str) -> None:
         """Take back the leases of an allocation whose job has certainly ended, without waiting for the leases' expiry."""
-        for (namespace, id), lease in self.leases.of_allocation(uid):
-            await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
+        await self.lose_together(self.leases.of_allocation(uid), "AllocationEnded")
+
+    async def lose_together(self, leases: Sequence[tuple[RolloutKey, LiveLease]], reason: str) -> None:
+        """Take back several leases, as `lose`. The store commits them together: one by one they would wait for the disk."""
+        refs = [LeaseRef(namespace=key.namespace, id=key.id, fence=lease.fence) for key, lease in leases]
+        for error in await asyncio.gather(*(self.lose(ref, reason) for ref in refs), return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
 
     async def move_endpoint(
         self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str, reason: str = "", message: str = ""
