@@ -15,7 +15,7 @@ import aiohttp
 from rollyard.client.node_connection import NodeConnection, WelcomedSocket
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import Waker, end_tasks, running
-from rollyard.core.errors import AllocationEnds, Fenced, ImageUnavailable, NoEndpoint
+from rollyard.core.errors import AllocationEnds, Fenced, ImageUnavailable, NoEndpoint, RollyardError
 from rollyard.kinds.base import evolve
 from rollyard.kinds.failure_table import NODE_AGENT_ERROR
 from rollyard.kinds.rollout import Stage
@@ -322,7 +322,7 @@ class NodeAgent:
         """Hand back leases, each as soon as its turns so far are saved. The connection must still be open."""
 
         async def leave(work: LeaseRun) -> None:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, RollyardError):  # what is saved is enough to go on
                 async with asyncio.timeout(TURN_SECONDS + SAVE_SECONDS):
                     await work.suspend(TURN_SECONDS)
             if (found := self._runs.get(work.ref.key)) is not None:
