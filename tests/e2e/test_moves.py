@@ -135,7 +135,7 @@ def words_of(one: Trajectory) -> Counter[str]:
     return Counter(resumption.reason for resumption in one.resumptions)
 
 
-@pytest.mark.parametrize(("count", "pause"), [(12, 90.0), (MOST, 120.0)])
+@pytest.mark.parametrize(("count", "pause"), [(12, 90.0), (MOST, 100.0)])
 async def test_rollouts_outlive_walltimes_deaths_drains_and_preemptions(
     moving: Field, count: int, pause: float
 ) -> None:
