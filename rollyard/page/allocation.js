@@ -31,7 +31,7 @@ export function Allocation({ route }) {
   const at = { ns: ns(namespace) };
   const due = found && successorDue(span, pool);
   const uid = found?.metadata.uid ?? old?.uid;
-  return html`<h1><span class="kind">Allocation</span> ${name}</h1>
+  return html`<div><h1><span class="kind">Allocation</span> ${name}</h1>
     <${Facts} pairs=${[
       ['State', html`<${Mark} tone=${STATE_TONES[span.state]} word=${span.state} />`],
       ['Pool', html`<a href=${link(['pools', span.poolKind, span.pool], at)}>${span.pool}</a>`],
@@ -50,7 +50,7 @@ export function Allocation({ route }) {
     ${found?.status?.conditions?.length > 0 && html`<section><h2>Conditions</h2><${Conditions} conditions=${found.status.conditions} /></section>`}
     ${found && html`<${Output} namespace=${namespace} name=${name} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => e.involvedObject.uid === uid, 30)} /></section>
-    ${found && html`<section><h2>Job as submitted</h2><${TextBlock} text=${JSON.stringify(found.spec.template, null, 2)} label="Template" kind="code" /></section>`}`;
+    ${found && html`<section><h2>Job as submitted</h2><${TextBlock} text=${JSON.stringify(found.spec.template, null, 2)} label="Template" kind="code" /></section>`}</div>`;
 }
 
 /** What happens when the walltime ends. @param {import('./allocation_state.js').Span} span @param {any} successor @param {number | undefined} due */

@@ -37,12 +37,12 @@ function All({ route }) {
   const to = Math.min(Math.max(now + hours * 900, ...spans.map((s) => s.walltimeEnd ?? 0)), now + hours * 3600);
   const pools = [...new Set([...objects('RolloutPool', namespace), ...objects('InferencePool', namespace)].map((p) => p.metadata.name))];
   const shown = spans.slice(0, MOST_LANES).sort((a, b) => (a.pool < b.pool ? -1 : a.pool > b.pool ? 1 : (a.submitted ?? 0) - (b.submitted ?? 0)));
-  return html`<h1>Allocations</h1>
+  return html`<div><h1>Allocations</h1>
     <${Filters} route=${route} filters=${[{ name: 'pool', label: 'Pool', options: pools.map((p) => [p, p]) }]} />
     <${TimeRange} route=${route} />
     <${Missed} of=${past} what="list of ended allocations" />
     ${!live.listed ? html`<p class="dim">Reading the allocations …</p>` : spans.length > 0 && html`<${Timeline} spans=${shown} from=${Math.max(since, Math.min(...shown.map((s) => s.submitted ?? since)) - 60)} to=${to} now=${now} />`}
     ${spans.length > MOST_LANES && html`<p class="dim">The newest ${MOST_LANES} of ${spans.length} are drawn; the table has all.</p>`}
     ${live.listed && html`<${SpanTable} spans=${spans} empty="No allocation existed in this time. A pool with a size above 0 makes some." />`}
-    <${Nodes} namespace=${namespace} since=${since} subject=${`nodes ${namespace} ${hours}`} />`;
+    <${Nodes} namespace=${namespace} since=${since} subject=${`nodes ${namespace} ${hours}`} /></div>`;
 }

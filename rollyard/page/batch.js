@@ -21,11 +21,11 @@ export function Batch({ route }) {
   const whole = route.query.steps !== 'batch';
   const steps = useSteps(namespace, id, whole);
   const scopes = [['series', `training ${answer.data?.series ?? ''}`, undefined], ['batch', 'this batch alone', 'batch']];
-  return html`<h1><span class="kind">Batch</span> ${id}</h1>
+  return html`<div><h1><span class="kind">Batch</span> ${id}</h1>
     <${Loaded} of=${answer} what="batch">${(/** @type {any} */ b) => html`<${Head} b=${b} namespace=${namespace} />`}<//>
     <${StepCharts} answers=${[{ name: id, answer: steps }]} scope=${html`<p class="choice" role="group" aria-label="Steps shown">Steps of ${scopes.map(([key, text, value]) => html` <a key=${key} href=${link(route.path, { ...route.query, steps: value })} aria-current=${whole === (value === undefined) ? 'true' : undefined}>${text}</a>`)}</p>`} />
     ${answer.data && html`<${HardTasks} namespace=${namespace} of=${{ batch: id }} />
-      <section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2><${Profile} conditions=${{ namespace, batch: id }} query=${{ ns: ns(namespace), batch: id }} /></section>`}`;
+      <section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2><${Profile} conditions=${{ namespace, batch: id }} query=${{ ns: ns(namespace), batch: id }} /></section>`}</div>`;
 }
 
 /** @param {{b: any, namespace: string}} props */

@@ -29,7 +29,7 @@ function All({ route }) {
   const answer = usePoll(url('/v1/batches', { namespace, limit: LISTED }), 5);
   const marked = marksOf(route, 'mark');
   const trainings = marksOf(route, 'training');
-  return html`<h1>Trainings and batches</h1>
+  return html`<div><h1>Trainings and batches</h1>
     <${Loaded} of=${answer} what="batches">${(/** @type {any} */ d) => html`<h2>Trainings</h2>
       <${Chosen} kind="trainings" marked=${trainings.marked} namespace=${namespace} />
       <${Trainings} batches=${d.batches} namespace=${namespace} ...${trainings} />
@@ -53,7 +53,7 @@ function All({ route }) {
         { head: 'To target', figure: true, cell: (/** @type {any} */ b) => duration(b.seconds_to_target) },
         { head: 'Created', cell: (/** @type {any} */ b) => html`<${Time} at=${b.created_at} />` },
         { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => visible(b.waiting ?? '') },
-      ]} />`}<//>`;
+      ]} />`}<//></div>`;
 }
 
 /** The mean of the mean rewards of the newest batches, in words. @param {any[]} batches newest first */

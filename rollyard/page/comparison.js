@@ -16,7 +16,7 @@ export function Comparison({ route }) {
   const [namespace, first, second] = [namespaceOf(route), route.path[1], route.path[2]];
   const answer = usePoll(url(`/v1/evaluations/${encodeURIComponent(first)}/comparison`, { namespace, with: second }), 15);
   const to = (/** @type {string} */ name) => html`<a href=${link(['evaluations', name], { ns: ns(namespace) })}>${name}</a>`;
-  return html`<h1><span class="kind">From</span> ${to(first)} <span class="kind">to</span> ${to(second)}</h1>
+  return html`<div><h1><span class="kind">From</span> ${to(first)} <span class="kind">to</span> ${to(second)}</h1>
     <${Loaded} of=${answer} what="comparison">${(/** @type {any} */ c) => html`
       <${Facts} pairs=${[['Tasks in both', count(c.tasks)], [`Only in ${first}`, count(c.only_first)], [`Only in ${second}`, count(c.only_second)], ['Better', count(c.better.length)], ['Worse', count(c.worse.length)], ['Same', count(c.same)]]} />
       ${c.notes.length > 0 && html`<ul class="notes">${c.notes.map((/** @type {string} */ n, /** @type {number} */ i) => html`<li key=${i}>${visible(n)}</li>`)}</ul>`}
@@ -26,7 +26,7 @@ export function Comparison({ route }) {
         { head: 'p', figure: true, title: 'paired permutation test over tasks', cell: (/** @type {any} */ r) => decimal(r[1].p_value) },
         { head: '', wide: true, cell: (/** @type {any} */ r) => (r[1].low > 0 ? `${second} is better` : r[1].high < 0 ? `${first} is better` : 'the interval contains 0, so chance can explain the difference') },
       ]} />
-      <${Changes} title="Worse" changes=${c.worse} first=${first} second=${second} /><${Changes} title="Better" changes=${c.better} first=${first} second=${second} />`}<//>`;
+      <${Changes} title="Worse" changes=${c.worse} first=${first} second=${second} /><${Changes} title="Better" changes=${c.better} first=${first} second=${second} />`}<//></div>`;
 }
 
 /** @param {number} v */

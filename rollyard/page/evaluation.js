@@ -26,11 +26,11 @@ export function Evaluation({ route }) {
   const path = `/v1/evaluations/${encodeURIComponent(name)}`;
   const answer = usePoll(url(path, { namespace, by: route.query.by }), 8);
   const tasks = usePoll(url(`${path}/tasks`, { namespace }), answer.data?.state === 'Completed' ? 0 : 20);
-  return html`<h1><span class="kind">Evaluation</span> ${name}</h1>
+  return html`<div><h1><span class="kind">Evaluation</span> ${name}</h1>
     <${Loaded} of=${answer} what="evaluation">${(/** @type {any} */ e) => html`<${Head} e=${e} namespace=${namespace} />
       <${Filters} route=${route} filters=${[{ name: 'by', label: 'Statistics by', hint: 'kind, or a name of metadata' }]} />
       <${Groups} e=${e} />`}<//>
-    <section><h2>Tasks, hardest first</h2><${Loaded} of=${tasks} what="tasks of the evaluation">${(/** @type {any} */ d) => html`<${Tasks} tasks=${d.tasks} namespace=${namespace} />`}<//></section>`;
+    <section><h2>Tasks, hardest first</h2><${Loaded} of=${tasks} what="tasks of the evaluation">${(/** @type {any} */ d) => html`<${Tasks} tasks=${d.tasks} namespace=${namespace} />`}<//></section></div>`;
 }
 
 /** @param {{e: any, namespace: string}} props */

@@ -26,7 +26,7 @@ function All({ route }) {
   const marked = (route.query.mark ?? '').split(',').filter(Boolean);
   /** @param {string} name */
   const mark = (name) => go(link(['evaluations'], { ns: ns(namespace), mark: (marked.includes(name) ? marked.filter((m) => m !== name) : [...marked, name].slice(-2)).join(',') }), true);
-  return html`<h1>Evaluations</h1>
+  return html`<div><h1>Evaluations</h1>
     <p>${marked.length === 2 ? html`<a href=${link(['evaluations', ...marked], { ns: ns(namespace) })}>Compare ${marked[0]} with ${marked[1]}</a>` : html`<span class="dim">Mark two evaluations to compare them. The first that you mark is the one before.</span>`}</p>
     <${Loaded} of=${answer} what="evaluations">${(/** @type {any} */ d) => html`<${Table} caption="Evaluations, newest first" rows=${d.evaluations} keyOf=${(/** @type {any} */ e) => e.request.name} mark=${(/** @type {any} */ e) => (marked.includes(e.request.name) ? 'chosen' : '')}
       empty=${html`No evaluation is stored in this namespace. <code>rollyard eval run --dataset tasks.jsonl --pool POOL${option(namespace)}</code> makes one.`} columns=${[
@@ -40,5 +40,5 @@ function All({ route }) {
         { head: 'Weights', cell: versionsOf }, { head: 'Pool', cell: (/** @type {any} */ e) => e.request.pool },
         { head: 'Created', cell: (/** @type {any} */ e) => html`<${Time} at=${e.created_at} />` },
         { head: 'Dataset', wide: true, cell: (/** @type {any} */ e) => visible(e.request.dataset) },
-      ]} />`}<//>`;
+      ]} />`}<//></div>`;
 }

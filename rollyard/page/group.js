@@ -21,8 +21,8 @@ const REFRESH_SECONDS = 5;
 export function Group({ route }) {
   const [namespace, id] = [namespaceOf(route), route.path[1]];
   const answer = usePoll(url('/v1/rollouts', { namespace, group: id, limit: MOST }), REFRESH_SECONDS);
-  return html`<h1><span class="kind">Group</span> ${id}</h1>
-    <${Loaded} of=${answer} what="group">${(/** @type {any} */ data) => html`<${Side} rollouts=${data.rollouts} namespace=${namespace} more=${data.next} />`}<//>`;
+  return html`<div><h1><span class="kind">Group</span> ${id}</h1>
+    <${Loaded} of=${answer} what="group">${(/** @type {any} */ data) => html`<${Side} rollouts=${data.rollouts} namespace=${namespace} more=${data.next} />`}<//></div>`;
 }
 
 /** @param {{rollouts: any[], namespace: string, more: unknown}} props */

@@ -26,7 +26,7 @@ export function Overview({ route }) {
   const top = usePoll(`${OBJECTS}/namespaces/${encodeURIComponent(namespace)}/top`, REFRESH_SECONDS);
   const batches = usePoll(url('/v1/batches', { namespace, limit: 20 }), 10);
   if (live.listed && !objects('RolloutPool', namespace).length && !objects('InferencePool', namespace).length) return html`<h1>Overview</h1><${Nothing} namespace=${namespace} />`;
-  return html`<h1>Overview</h1>
+  return html`<div><h1>Overview</h1>
     <${Wrong} namespace=${namespace} />
     <section aria-labelledby="running"><h2 id="running">Rollouts</h2>
       <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} />`}<//></section>
@@ -36,7 +36,7 @@ export function Overview({ route }) {
     <section aria-labelledby="batches"><h2 id="batches">Batches</h2>
       <${Loaded} of=${batches} what="batches">${(/** @type {any} */ b) => html`<${RunningBatches} batches=${b.batches} />`}<//></section>
     <section aria-labelledby="events"><h2 id="events">Events</h2>
-      <${Events} events=${newest((e) => e.metadata.namespace === namespace, 12)} /></section>`;
+      <${Events} events=${newest((e) => e.metadata.namespace === namespace, 12)} /></section></div>`;
 }
 
 /** @param {{namespace: string}} props */

@@ -32,7 +32,7 @@ export function Pool({ route }) {
   const now = top.data?.[kind === 'RolloutPool' ? 'rolloutPools' : 'inferencePools']?.find((/** @type {any} */ p) => p.name === name);
   const status = pool.status ?? {};
   const size = status.replicas ?? {};
-  return html`<h1><span class="kind">${kind}</span> ${name}</h1>
+  return html`<div><h1><span class="kind">${kind}</span> ${name}</h1>
     <${Facts} pairs=${[
       ['State', html`<${PoolMark} pool=${pool} />`],
       ...['desired', 'requested', 'observed', 'ready', 'updated'].map((w) => [w[0].toUpperCase() + w.slice(1), count(w === 'ready' ? readyCount(pool) : size[w])]),
@@ -49,7 +49,7 @@ export function Pool({ route }) {
     <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} pool=${pool} empty="The pool has no allocation now." /></section>
     ${kind === 'RolloutPool' && html`<${PoolProfile} pool=${pool} route=${route} /><${Images} pool=${pool} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => about.has(e.involvedObject.uid), 30)} /></section>
-    <section><h2>Spec</h2><${TextBlock} text=${JSON.stringify(pool.spec, null, 2)} label="Spec" kind="code" /></section>`;
+    <section><h2>Spec</h2><${TextBlock} text=${JSON.stringify(pool.spec, null, 2)} label="Spec" kind="code" /></section></div>`;
 }
 
 /** @param {any} ledger GPU-seconds of past allocations, and of those that exist */

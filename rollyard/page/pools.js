@@ -15,7 +15,7 @@ export function Pools({ route }) {
   if (route.path.length > 2) return html`<${Pool} route=${route} />`;
   const namespace = namespaceOf(route);
   const pools = [...objects('RolloutPool', namespace), ...objects('InferencePool', namespace)];
-  return html`<h1>Pools</h1>${!live.listed ? html`<p class="dim">Reading the pools …</p>` : html`<${Table} caption="Pools" rows=${pools} keyOf=${(/** @type {any} */ p) => p.metadata.uid}
+  return html`<div><h1>Pools</h1>${!live.listed ? html`<p class="dim">Reading the pools …</p>` : html`<${Table} caption="Pools" rows=${pools} keyOf=${(/** @type {any} */ p) => p.metadata.uid}
     empty=${html`No pool is declared in <code>${namespace}</code>. <code>rollyard apply -f examples/demo/pools.yaml --wait${option(namespace)}</code> declares two.`} columns=${[
       { head: 'Pool', main: true, cell: (/** @type {any} */ p) => html`<a href=${link(['pools', p.kind, p.metadata.name], { ns: ns(namespace) })}>${p.metadata.name}</a>` },
       { head: 'Kind', cell: (/** @type {any} */ p) => p.kind },
@@ -24,7 +24,7 @@ export function Pools({ route }) {
       { head: 'Size', cell: (/** @type {any} */ p) => sizeOf(p) },
       { head: 'Created', cell: (/** @type {any} */ p) => html`<${Time} at=${p.metadata.creationTimestamp} />` },
       { head: 'Trouble', wide: true, cell: (/** @type {any} */ p) => troubles(p).map((/** @type {any} */ c) => html`<${Mark} key=${c.type} tone="warn" word=${`${c.type}: ${c.reason}`} /> `) },
-    ]} />`}`;
+    ]} />`}</div>`;
 }
 
 /** @param {any} pool */

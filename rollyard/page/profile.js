@@ -18,9 +18,9 @@ const REFRESH_SECONDS = 30;
 export function ProfileView({ route }) {
   const conditions = search(route);
   const named = Object.entries(route.query).filter(([k]) => k !== 'ns');
-  return html`<h1>Where time and tokens go</h1>
+  return html`<div><h1>Where time and tokens go</h1>
     <p>${named.length ? html`Ended rollouts with ${named.map(([k, v], i) => html`${i > 0 && ', '}<code>${k}=${visible(v)}</code>`)}` : 'All ended rollouts'} of the namespace <code>${namespaceOf(route)}</code>. <a href=${link(['rollouts'], route.query)}>List them</a></p>
-    ${conditions ? html`<${Profile} conditions=${conditions} query=${route.query} />` : html`<p class="problem">One of the conditions is no value.</p>`}`;
+    ${conditions ? html`<${Profile} conditions=${conditions} query=${route.query} />` : html`<p class="problem">One of the conditions is no value.</p>`}</div>`;
 }
 
 /** @param {{conditions: Record<string, unknown>, query: Record<string, unknown>, subject?: string}} props conditions: of the API. query: the same as words of

@@ -58,7 +58,7 @@ export function Rollout({ route }) {
   const history = usePoll(url(`${rolloutPath(id)}/history`, { namespace, ended: undefined }), ended ? 0 : REFRESH_SECONDS);
   /** @param {number} turn @param {string} [to] @param {string} [colour] */
   const linkTo = (turn, to = '', colour = route.query.colour) => link(['rollouts', id], { ns: ns(namespace), view: to, turn: turn || undefined, colour: to === 'tokens' ? colour : undefined });
-  return html`<h1><span class="kind">Rollout</span> ${id}</h1>
+  return html`<div><h1><span class="kind">Rollout</span> ${id}</h1>
     <${Loaded} of=${answer} what="rollout">${(/** @type {import('./columns.js').Trajectory} */ t) => html`
       <${Head} t=${t} namespace=${namespace} />
       <${Loaded} of=${history} what="history">${(/** @type {any} */ h) => html`<${StoryBar} history=${h} />`}<//>
@@ -68,7 +68,7 @@ export function Rollout({ route }) {
       ${(view === '' || view === 'tokens') && (t.sample
         ? html`<${Ended} t=${t} view=${view} texts=${texts} route=${route} linkTo=${linkTo} />`
         : view === 'tokens' ? html`<p class="empty">The tokens are here when the rollout has ended.</p>`
-          : html`<${RunningTurns} namespace=${namespace} id=${id} linkTo=${linkTo} />`)}`}<//>`;
+          : html`<${RunningTurns} namespace=${namespace} id=${id} linkTo=${linkTo} />`)}`}<//></div>`;
 }
 
 /** @param {{t: import('./columns.js').Trajectory, view: string, texts: import('./poll.js').Answer, route: import('./route.js').Route, linkTo: any}} props */

@@ -39,7 +39,7 @@ export function Rollouts({ route }) {
   const poolNames = () => objects('RolloutPool', namespace).map((p) => p.metadata.name);
   useLive(() => poolNames().join());
   const pools = poolNames();
-  return html`<h1>Rollouts</h1>
+  return html`<div><h1>Rollouts</h1>
     <${Filters} route=${route} filters=${[
       { name: 'pool', label: 'Pool', options: [...new Set([...pools, ...(pool ? [pool] : [])])].map((p) => [p, p]) },
       { name: 'status', label: 'Status', options: [...STATUSES.map((s) => [s, s]), ['Queued,Running', 'unfinished'], ['Failed,InfraFailed', 'ended by a fault']] },
@@ -58,7 +58,7 @@ export function Rollouts({ route }) {
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
       <p class="dim" role="status">${totalOf(data, sort, route)} <a href=${link(['profile'], { ...route.query, sort: undefined, after: undefined, limit: undefined })}>Where their time and tokens go</a></p>
       <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} />
-      <p class="pages">${pages(route, sort, data, limit)}</p>`}<//>`;
+      <p class="pages">${pages(route, sort, data, limit)}</p>`}<//></div>`;
 }
 
 /** How many rollouts match, and how many of them are shown. @param {any} data @param {string | undefined} sort @param {import('./route.js').Route} route */

@@ -22,11 +22,11 @@ export function Servers({ route }) {
   const namespace = namespaceOf(route);
   const top = usePoll(`${OBJECTS}/namespaces/${encodeURIComponent(namespace)}/top`, 3);
   const pools = objects('InferencePool', namespace).filter((p) => !route.path[1] || p.metadata.name === route.path[1]);
-  return html`<h1>Model servers${route.path[1] ? html` of ${route.path[1]}` : ''}</h1>
+  return html`<div><h1>Model servers${route.path[1] ? html` of ${route.path[1]}` : ''}</h1>
     ${live.listed && !pools.length && html`<p class="empty">No InferencePool here. It is declared in YAML, as in <code>examples/demo/pools.yaml</code>.</p>`}
     ${pools.length > 0 && html`<${TimeRange} route=${route} />`}
     <${Missed} of=${top} what="load" />
-    ${pools.map((pool) => html`<${OnePool} key=${pool.metadata.uid} pool=${pool} route=${route} now=${top.data?.inferencePools?.find((/** @type {any} */ p) => p.name === pool.metadata.name)} />`)}`;
+    ${pools.map((pool) => html`<${OnePool} key=${pool.metadata.uid} pool=${pool} route=${route} now=${top.data?.inferencePools?.find((/** @type {any} */ p) => p.name === pool.metadata.name)} />`)}</div>`;
 }
 
 /** @param {{pool: any, now: any, route: import('./route.js').Route}} props */

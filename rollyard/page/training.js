@@ -32,14 +32,14 @@ function useTraining(namespace, name) {
 function One({ route }) {
   const [namespace, name] = [namespaceOf(route), route.path[1]];
   const { batches, newest, steps } = useTraining(namespace, name);
-  return html`<h1><span class="kind">Training</span> ${name}</h1>
+  return html`<div><h1><span class="kind">Training</span> ${name}</h1>
     <${Loaded} of=${batches} what="batches of the training">${(/** @type {any} */ d) => (d.batches.length === 0
       ? html`<p class="empty">No batch of the series ${name} is stored in this namespace. A batch is deleted some time after it ended.</p>`
       : html`${steps.data && html`<${Head} d=${d} sums=${sumsOf(steps.data.steps, d.batches)} newest=${newest} namespace=${namespace} />`}
         <${StepCharts} answers=${[{ name, answer: steps }]} />
         <${HardTasks} namespace=${namespace} of=${{ prefix: `${name}-g` }} />
         <section aria-labelledby="goes"><h2 id="goes">Where time and tokens go</h2><${Profile} conditions=${{ namespace, prefix: `${name}-g` }} query=${{ ns: ns(namespace), prefix: `${name}-g` }} /></section>
-        <${BatchesOf} batches=${d.batches} namespace=${namespace} />`)}<//>`;
+        <${BatchesOf} batches=${d.batches} namespace=${namespace} />`)}<//></div>`;
 }
 
 /** Sums and means over training steps, and the mean time to target of batches. @param {any[]} steps @param {any[]} batches */

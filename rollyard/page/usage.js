@@ -19,13 +19,13 @@ export function Usage({ route }) {
   const all = by === 'namespace' || route.query.all === 'true';
   const since = Math.floor(Date.now() / 3600000) * 3600 - hours * 3600;
   const answer = usePoll(url('/v1/usage', { namespace: all ? undefined : namespace, since, by }), 30, link(route.path, route.query));
-  return html`<h1>Usage</h1>
+  return html`<div><h1>Usage</h1>
     <p class="choice" role="group" aria-label="Rows">By ${Object.keys(BY).map((one) => html` <a key=${one} href=${link(route.path, { ...route.query, by: one === 'pool' ? undefined : one })} aria-current=${one === by ? 'true' : undefined}>${one}</a>`)}
       ${by !== 'namespace' && html` of <a href=${link(route.path, { ...route.query, all: undefined })} aria-current=${all ? undefined : 'true'}>the namespace ${namespace}</a> <a href=${link(route.path, { ...route.query, all: 'true' })} aria-current=${all ? 'true' : undefined}>all namespaces</a>`}</p>
     <${TimeRange} route=${route} usual=${WEEK_HOURS} />
     <${Loaded} of=${answer} what="usage">${(/** @type {any} */ u) => html`<${Rows} u=${u} by=${by} />
       <p class="dim">Since ${clock(u.since)}. Hours are those of running jobs, as their templates ask for GPUs and cores; time in Slurm's queue does not count. Rollouts and tokens count when a rollout ends, without checks. A prompt has the tokens of the earlier turns again.
-        A RolloutPool has no GPUs in most set-ups, so read accepted rollouts per GPU-hour in the last line.</p>`}<//>`;
+        A RolloutPool has no GPUs in most set-ups, so read accepted rollouts per GPU-hour in the last line.</p>`}<//></div>`;
 }
 
 /** @param {{u: any, by: string}} props */
