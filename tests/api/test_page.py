@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import zstandard
@@ -17,6 +18,7 @@ from rollyard.trajectory import Outcome, Segment, Turn
 from rollyard.trajectory.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
 from tests.api.test_rollouts_waiting import pool, submit
+from tests.api.test_running_turns import saved
 from tests.support.browser import Tab, chromium
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import PlayedPool
@@ -86,6 +88,17 @@ async def _end(api: Api, outcome: Outcome) -> None:
     await finish(api.rollouts, header, "u", zstandard.compress(encode([outcome])))
 
 
+async def _save(api: Any, id: str, kept: int, texts: list[str]) -> None:
+    """Save turns of a rollout behind the first `kept` ones, as its node agent does."""
+
+    def change(tx: Any) -> None:
+        record = tx.get("default", id)
+        tx.put_turns(record, kept, [saved(text) for text in texts])
+        tx.put(replace(record, saved_turns=kept + len(texts)))
+
+    await api.store.rollouts.transact(change)
+
+
 async def test_a_trajectory_is_shown_as_it_is_and_nothing_in_it_runs(serving: Serve) -> None:
     async with serving() as api:
         await pool(api)
@@ -119,6 +132,14 @@ async def test_a_trajectory_is_shown_as_it_is_and_nothing_in_it_runs(serving: Se
             assert "Test" in await page.text()
             await page.show("#/rollouts/waits", "document.querySelector('main .empty') !== null")
             assert "No turn is saved yet" in await page.text()
+
+            await _save(api, "waits", 0, [HOSTILE])
+            await page.tab.until("document.querySelectorAll('.turn').length === 1")
+            assert await page.texts(".said pre") == [SEEN]
+            await _save(api, "waits", 1, ["second", "third"])
+            await page.tab.until("document.querySelectorAll('.turn').length === 3")
+            assert await page.texts(".said pre") == [SEEN, "second", "third"]
+            assert "3 turns so far" in await page.text()
             await page.show("#/overview", "document.querySelector('main a[href*=reason]') !== null")
             assert await page.texts("main a[href*=reason]") == ["Test"]
             assert page.tab.dialogs == []

@@ -176,6 +176,7 @@ async def test_a_killed_node_agent_costs_at_most_the_turn_under_way(resuming: tu
     assert f"after turn {len(before)}, {len(before)} played again, 0 sampled again" in out
 
 
+@pytest.mark.long  # on a busy machine the rollout may end before the browser looks; api/test_page.py has it without a yard
 async def test_the_turns_of_a_rollout_are_shown_while_it_runs(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
     async with page_tab(yard) as opened:

@@ -36,6 +36,7 @@ async def told(field: Field, old: Allocation, *states: str) -> str:
     return status.reason
 
 
+@pytest.mark.long  # each question to accounting takes its whole limit of time
 async def test_without_accounting_an_end_is_shown_all_the_same(field: Field) -> None:
     """slurmdbd is down: squeue has the end, and nobody the name of the user who cancelled the job."""
     await asyncio.to_thread(field.cluster.stop_daemon, "slurmdbd")
