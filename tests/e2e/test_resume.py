@@ -270,25 +270,43 @@ async def test_an_environment_goes_on_where_it_was_if_it_can_save_itself(
     assert {(one.turn, one.why) for one in forgetful.resumptions} == {(0, FORGETS)}
 
 
+async def killed_at(yard: Yard, client: AsyncClient, point: str, name: str) -> str:
+    """Return the id of a rollout during which a process was killed at the point. On a busy machine a lease may end before that;
+    then another rollout is tried."""
+    armed, plays = yard.folder / "crash" / point, point in ("after-played-turn", "after-replay")
+    for number in range(5):
+        asked = request(name, tool_timeout_seconds=1.0).model_copy(update={"id": f"{point}-{number}"})
+        (id,) = await client.submit([asked])
+
+        async def ended(id: str = id) -> bool:
+            return point not in SERVER_POINTS and (await client.rollout(id))[0].status.terminal
+
+        async def some_saved(id: str = id) -> bool:
+            return len(await asyncio.to_thread(saved_turns, yard, id)) >= 3 or await ended(id)
+
+        await yard.until(some_saved)
+        armed.touch()
+        if "turns" not in point:
+            signum = signal.SIGKILL if plays else signal.SIGTERM  # then a snapshot is taken
+            for pid in yard.processes("node-agent", await holder(client, id)):
+                os.kill(pid, signum)
+
+        async def over(ended: Any = ended) -> bool:
+            return not armed.exists() or await ended()
+
+        await yard.until(over)
+        if not armed.exists():
+            return id
+        armed.unlink(missing_ok=True)
+    raise AssertionError(f"no process got to {point}")
+
+
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_kill_at_any_point_mixes_no_two_states(resuming: tuple[Yard, AsyncClient], point: str) -> None:
     """The files at the end of RUN are those that a plain model comes to by the recorded turns."""
     yard, client = resuming
-    armed, plays = yard.folder / "crash" / point, point in ("after-played-turn", "after-replay")
-    name = "kept-1" if plays or "turns" in point else "preempted-1"
-    asked = request(name, tool_timeout_seconds=1.0).model_copy(update={"id": f"{point}-1"})
-    (id,) = await client.submit([asked])
-
-    async def some_saved() -> bool:
-        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 3
-
-    await yard.until(some_saved)
-    armed.touch()
-    if "turns" not in point:
-        number = signal.SIGKILL if plays else signal.SIGTERM  # then a snapshot is taken
-        for pid in yard.processes("node-agent", await holder(client, id)):
-            os.kill(pid, number)
-    await yard.until(lambda: not armed.exists())
+    name = "kept-1" if "turns" in point or point in ("after-played-turn", "after-replay") else "preempted-1"
+    id = await killed_at(yard, client, point, name)
     if point in SERVER_POINTS:
         yard.stop()
         yard.start()
