@@ -65,7 +65,7 @@ def turns_of(work: str) -> list[str]:
 NAMES = {f"{name}-agent": turns_of(work) for name, work in HOSTILE.items()} | {
     "neighbour-agent": [
         call("bash", command="true && printf %s NONCE > f0"),
-        *(call("bash", command="sleep 1 && printf %s -NONCE >> f0") for _ in range(25)),
+        *(call("bash", command="sleep 1 && printf %s -NONCE >> f0") for _ in range(12)),
         ANSWER,
     ]
 }
@@ -148,7 +148,7 @@ async def test_what_is_hard_to_save_costs_itself_alone(hostile: tuple[Yard, Asyn
     ended = {one.id.removesuffix("-agent"): one for one in await yard.gather(client, ids, 900)}
     histories = {name: told(await client.rollout_history(f"{name}-agent")) for name in ended}
     for name, one in ended.items():
-        print(f"{name}: {[r.sentence for r in one.resumptions]}; told: {histories[name] or '-'}; {calls(one)}")
+        print(f"{name}: {[r.sentence for r in one.resumptions]}; told: {histories[name] or '-'}")
         assert (one.reward, one.error) == (1.0, None), name
         files_after(one.turns)  # it compares what `cat` has shown
         last = one.resumptions[-1] if one.resumptions else None
@@ -159,6 +159,7 @@ async def test_what_is_hard_to_save_costs_itself_alone(hostile: tuple[Yard, Asyn
     damaged = ended["damaged"].resumptions[-1]  # it begins again behind the only call that can be run again
     assert (damaged.turn, damaged.snapshot) == (1, None)
     assert "is damaged: its digest does not match" in str(damaged.why)
+    print(calls(ended["neighbour"]))
     assert any(LOST in result for turn in ended["plain"].turns for result in turn.tool_results)
 
 
