@@ -36,7 +36,9 @@ class BuildParts:
     """Where the images that FROM names come from."""
     runtime: Callable[[], Runtime]
     own_python: Callable[[], Path]
-    """`runtime` and `own_python` are called by the first RUN that is not in the cache. They block."""
+    overlay: Callable[[], str | None]
+    """Returns fuse-overlayfs, or None for the kernel's overlay. `runtime`, `own_python` and `overlay` are called by the first
+    RUN that is not in the cache. They block."""
     output: int
     """Descriptor that gets the output of RUN."""
     say: Callable[[str], None]

@@ -11,14 +11,13 @@ import os
 import posixpath
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from rollyard.core.errors import ImageBuildFailed
 from rollyard.host.removed_folder import remove_folder
-from rollyard.host.sandbox_account import sandbox_account
 from rollyard.image_builds.build_request import BuildParts, BuildRequest
 from rollyard.image_builds.container_environment import DEFINITION_VARIABLES, PRINTED, exported, printing
 from rollyard.image_builds.copied_files import (
@@ -38,9 +37,12 @@ from rollyard.image_builds.run_mounts import BadMount, RunMount, parse_mount
 from rollyard.image_builds.run_step import PASSED_OVER as CONTAINER_PATHS
 from rollyard.image_builds.run_step import PATH, Network, StepCommand, run_step
 from rollyard.image_builds.site_network import proxies
+from rollyard.image_builds.step_root import StepRoot, own_folder
+from rollyard.image_builds.tree_changes import Layer
 from rollyard.image_builds.variables import BadText, expand, expand_plain, pairs
-from rollyard.image_builds.work_root import Change, WorkRoot
+from rollyard.image_builds.work_root import WorkRoot
 from rollyard.image_builds.written_sources import download, text_source
+from rollyard.images.layer_stack import LayerStack
 from rollyard.images.site_certificates import certificates
 
 _SCRIPT = "/dev/rollyard-step"
@@ -154,7 +156,7 @@ class BuildSteps:
             "RUN", argv, script, sorted(env.items()), self._state.workdir, network, *([seen] if seen else [])
         )
 
-        async def change(root: Path) -> None:
+        async def command(root: StepRoot) -> None:
             shown = {}
             try:
                 for number, (mount, files) in enumerate(mounts):
@@ -165,7 +167,7 @@ class BuildSteps:
                 for number in range(len(mounts)):
                     await asyncio.to_thread(remove_folder, self._work / f"mount-{number}")
 
-        await self._change(key, change, CONTAINER_PATHS)
+        await self._step(key, lambda layers: self._root.run(layers, command, CONTAINER_PATHS))
 
     async def _mount(self, one: Instruction, text: str) -> tuple[RunMount, _FoundFiles]:
         """Return what a --mount says, and the files that the command sees there."""
@@ -174,7 +176,7 @@ class BuildSteps:
             return mount, _FoundFiles("", None)
         if mount.stage is not None:
             return mount, await self._files_of(one, mount.stage, [mount.source])
-        tree = CopyTree(self._request.context, self._request.ignored)
+        tree = CopyTree(LayerStack([self._request.context]), self._request.ignored)
         sources = await asyncio.to_thread(tree.find, mount.source)
 
         async def found() -> list[CopySource]:
@@ -194,13 +196,15 @@ class BuildSteps:
 
     async def _shown(self, folder: Path, files: _FoundFiles) -> Path:
         """Make a copy of files in the new folder, or an empty folder, and return its path."""
-        _make_folder(folder)
+        own_folder(folder)
         if files.find is None:
             return folder
-        await self._copied(await files.find(), "files", False, root=folder)
+        async with self._archive(await files.find(), "files", False) as archive:
+            await self._root.unpack_archive(archive, folder)
         return folder / "files"
 
-    async def _copied(
+    @contextlib.asynccontextmanager
+    async def _archive(
         self,
         sources: Sequence[CopySource],
         place: str,
@@ -209,18 +213,17 @@ class BuildSteps:
         mode: Mode | None = None,
         unpack: bool = False,
         named: bool = False,
-        root: Path | None = None,
-    ) -> None:
-        """Copy files into the root of this stage, or into another folder."""
+    ) -> AsyncIterator[Path]:
+        """Yield a tar archive of files, as they are to be in a root file system."""
         archive = self._work / "copied.tar"
         await asyncio.to_thread(write_copy, archive, sources, place, into, mode=mode, unpack=unpack, named=named)
-        await self._root.unpack_archive(archive, root)
+        yield archive
         archive.unlink()
 
     async def _command(
         self,
         one: Instruction,
-        root: Path,
+        root: StepRoot,
         argv: Sequence[str],
         env: Mapping[str, str],
         script: str | None,
@@ -240,7 +243,7 @@ class BuildSteps:
             raise ImageBuildFailed(str(error)) from None
         command = StepCommand(argv, env, folder, script, trusted)
         output = self._parts.output if output is None else output
-        status = await run_step(runtime, own, root, self._work, command, network, output, mounts)
+        status = await run_step(runtime, own, root, command, network, output, mounts)
         if status:
             raise self._file.at(one.line, f"{one.shown} ended with exit status {status}; its output is above")
 
@@ -261,7 +264,7 @@ class BuildSteps:
         else:
             argv, listed = ["/bin/sh", "-c", printing(one.text)], b""
 
-            async def look(root: Path) -> None:
+            async def look(root: StepRoot) -> None:
                 nonlocal listed
                 with tempfile.TemporaryFile() as output:
                     try:
@@ -334,7 +337,7 @@ class BuildSteps:
             files = await self._files_of(one, self._expanded(one.flags["from"]), names)
             fingerprint: object = files.fingerprint
         else:
-            tree = CopyTree(self._request.context, self._request.ignored)
+            tree = CopyTree(LayerStack([self._request.context]), self._request.ignored)
             if one.keyword == "%files":
                 tree, names = host_tree(names[0], self._request.context, self._request.folders)
             for number, name in enumerate(names):
@@ -349,17 +352,20 @@ class BuildSteps:
         kept = None if chmod is None else chmod.key
         key = self._state.next_key(one.keyword, fingerprint, place, kept, self._state.workdir)
 
-        async def change(root: Path) -> None:
+        async def copied(layers: Sequence[Layer]) -> Layer:
             if "from" in one.flags:
                 assert files.find is not None
                 sources.extend(await files.find())
-            whole = posixpath.join(self._state.workdir, place)
-            below = resolve_in(os.fspath(root), whole)
-            into = place.endswith(("/", "/.")) or place == "." or len(sources) > 1 or (root / below).is_dir()
+            root = await self._root.open(layers)
+            below = resolve_in(root, posixpath.join(self._state.workdir, place))
+            is_folder = bool(root.folders(os.fsencode(below)))
+            into = place.endswith(("/", "/.")) or place == "." or len(sources) > 1 or is_folder
             unpack = one.keyword == "ADD" and not names[0].startswith("http")
-            await self._copied(sources, below, into, mode=chmod, unpack=unpack, named=one.keyword == "%files")
+            named = one.keyword == "%files"
+            async with self._archive(sources, below, into, mode=chmod, unpack=unpack, named=named) as archive:
+                return await self._root.add(layers, archive)
 
-        await self._change(key, change)
+        await self._step(key, copied)
 
     def _names(self, one: Instruction) -> tuple[list[str], str, Mode | None]:
         """Return the names of the sources, the place, and the mode of --chmod."""
@@ -375,24 +381,26 @@ class BuildSteps:
     async def _workdir(self, path: str) -> None:
         self._state = replace(self._state, workdir=path)
 
-        async def change(root: Path) -> None:
-            below = resolve_in(os.fspath(root), path)
-            if (root / below).is_dir():
-                return
-            await self._copied([CopySource("", True, ())], below, True)
+        async def made(layers: Sequence[Layer]) -> Layer | None:
+            root = await self._root.open(layers)
+            below = resolve_in(root, path)
+            if root.folders(os.fsencode(below)):
+                return None
+            async with self._archive([CopySource("", True, ())], below, True) as archive:
+                return await self._root.add(layers, archive)
 
-        await self._change(self._state.next_key("WORKDIR", path), change)
+        await self._step(self._state.next_key("WORKDIR", path), made)
 
     # all steps
 
-    async def _change(self, key: str, change: Change, passed_over: Sequence[str] = ()) -> None:
-        """Do a step that changes files, or take its layer from the cache."""
+    async def _step(self, key: str, do: Callable[[Sequence[Layer]], Awaitable[Layer | None]]) -> None:
+        """Do a step that changes files, or take its layer from the cache. `do`: returns the layer over those below it."""
         known = self._parts.store.find(key) if self._request.use_cache else None
         if known is not None:
             self._parts.say("    as before, from the build cache")
             self._state = self._state.with_layer(key, known.layer)
             return
-        layer = await self._root.change(self._state.layers, change, passed_over)
+        layer = await do(self._state.layers)
         self._parts.store.keep(key, layer)
         self._state = self._state.with_layer(key, layer)
 
@@ -419,11 +427,3 @@ class BuildSteps:
             raise self._file.at(one.line, str(error)) from None
         except OSError as error:
             raise self._file.at(one.line, f"{one.shown}: {error.strerror or error} {error.filename or ''}") from error
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder of the sandboxes' account, which reads and writes it."""
-    account = sandbox_account()
-    folder.mkdir()
-    folder.chmod(0o755)
-    os.chown(folder, account.uid, account.gid)

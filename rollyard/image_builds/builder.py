@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollyard.core.errors import ImageBuildFailed, ImageNotFound, ImageUnavailable
@@ -15,15 +16,15 @@ from rollyard.image_builds.dockerfile import BuildStage, Instruction
 from rollyard.image_builds.image_state import ImageState
 from rollyard.image_builds.image_state import digest as digest_of
 from rollyard.image_builds.site_network import PROXIES
-from rollyard.image_builds.tree_changes import KERNEL_FOLDERS, Layer, read_signatures, write_layer
+from rollyard.image_builds.tree_changes import KERNEL_FOLDERS, Layer, layer_of_file, read_signatures, write_layer
 from rollyard.image_builds.variables import BadText, expand
 from rollyard.image_builds.work_root import WorkRoot
 from rollyard.images.base import ImageConfig
 from rollyard.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
-from rollyard.images.layer_stack import LayerStack
 from rollyard.images.named_image import named_image
 from rollyard.images.oci_manifest import machine
-from rollyard.kinds.values.image_reference import PathImage
+from rollyard.images.pinned_image import PinnedImage
+from rollyard.kinds.values.image_reference import ImageReference, PathImage
 
 _NAMED_FORMS = ("docker://", "built:", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
 _WHOLE_NAMES = (".", "..")
@@ -47,13 +48,15 @@ class ImageBuild:
         self._done: dict[int, tuple[ImageState, WorkRoot]] = {}
         self._bases: dict[str, tuple[ImageState, WorkRoot]] = {}
         self._folders = 0
+        self._held = parts.images.held_layers()
         self._variables = self._variables_of_from()
 
     async def run(self) -> ImageState:
         """Raises ImageBuildFailed and SandboxStartFailed."""
         for name in sorted(self._request.arguments.keys() - self._declared_arguments() - set(PROXIES)):
             self._parts.say(f"--build-arg {name} has no effect: the file has no ARG {name}")
-        state, _ = await self._stage(self._target())
+        with self._held:
+            state, _ = await self._stage(self._target())
         return state
 
     def _target(self) -> BuildStage:
@@ -130,12 +133,12 @@ class ImageBuild:
         folder = self._work / str(self._folders)
         folder.mkdir()
         folder.chmod(0o755)
-        return folder, WorkRoot(self._parts.store, folder, self._lock_fd)
+        return folder, WorkRoot(self._parts.store, self._held, folder, self._lock_fd, self._parts.overlay)
 
     # images
 
     async def _image(self, line: int, name: str, before: int) -> ImageState:
-        """Return an image as one layer."""
+        """Return an image with its own layers; a folder or a file without layers as one layer."""
         plain = (
             not name.startswith(_NAMED_FORMS) and name not in _WHOLE_NAMES and not name.endswith((".sif", ".squashfs"))
         )
@@ -144,15 +147,30 @@ class ImageBuild:
             self._parts.say(f"FROM {image.text}")
             if isinstance(image, PathImage) and image.kind == "folder":
                 root = Path(image.path)
-                return await self._base([root], "", self._folder_config(line, root))
+                config = self._folder_config(line, root)
+                key, layers = await asyncio.to_thread(self._layers_of_folder, root)
+                return ImageState.of_base(key, layers, config)
             with await self._parts.images.get(image) as pinned:
-                return await self._base(pinned.layers, pinned.digest, pinned.config)
+                key = digest_of(["image", pinned.digest])
+                layers = self._parts.store.find_base(key) or await self._layers_of(image, pinned)
+            self._parts.store.keep_base(key, layers)
+            return ImageState.of_base(key, layers, pinned.config)
         except (ImageNotFound, ImageUnavailable) as error:
             raise self._file.at(line, f"{error}{self._hint(before, plain)}") from error
 
-    async def _base(self, folders: Sequence[Path], digest: str, config: ImageConfig) -> ImageState:
-        key, layer = await asyncio.to_thread(self._layer_of, folders, digest)
-        return ImageState.of_base(key, [] if layer is None else [layer], config)
+    async def _layers_of(self, image: ImageReference, pinned: PinnedImage) -> list[Layer]:
+        """Take the layers of an image into the store."""
+        with contextlib.ExitStack() as pins:
+            files = await self._parts.images.layer_files(image, pinned.digest, pins)
+            layers = [await asyncio.to_thread(layer_of_file, one.file, one.digest, one.diff_id) for one in files]
+            for one, layer in zip(files, layers, strict=True):
+                await asyncio.to_thread(self._parts.store.add_copy, one.file, layer)
+        if not files:
+            shown = await asyncio.to_thread(lambda: [*pinned.files.walk()])
+            layers = await asyncio.to_thread(
+                self._packed, pinned.layers[0], {os.fsdecode(path): os.fsdecode(place) for path, place in shown}
+            )
+        return layers
 
     def _folder_config(self, line: int, root: Path) -> ImageConfig:
         """Raise ImageBuildFailed for a folder that is missing, or that the Dockerfile may not read."""
@@ -178,25 +196,21 @@ class ImageBuild:
         earlier = f"; the earlier stages are {', '.join(stages)}" if stages else ""
         return earlier + (_WITHOUT_REGISTRY if plain else "")
 
-    def _layer_of(self, folders: Sequence[Path], digest: str) -> tuple[str, Layer | None]:
-        """Return the key and the one layer of an image. `folders`: its unpacked layers, the topmost first. A folder has no
-        digest; it is as before if no file in it has changed."""
-        signatures = {} if digest else read_signatures(folders[0], foreign=True)
-        key = digest_of(["image", digest or sorted(signatures.items())])
-        known = self._parts.store.find(key)
-        if known is not None:
-            return key, known.layer
-        files = {path: os.path.join(folders[0], path) for path in signatures}
-        if digest:
-            files = {os.fsdecode(path): os.fsdecode(place) for path, place in LayerStack(folders).walk()}
-        layer = self._pack(folders[0], files)
-        self._parts.store.keep(key, layer)
-        return key, layer
+    def _layers_of_folder(self, root: Path) -> tuple[str, list[Layer]]:
+        """Return the key and the layers of a folder, which is as before if no file in it has changed."""
+        signatures = read_signatures(root)
+        key = digest_of(["image", sorted(signatures.items())])
+        layers = self._parts.store.find_base(key)
+        if layers is None:
+            layers = self._packed(root, {path: os.path.join(root, path) for path in signatures})
+            self._parts.store.keep_base(key, layers)
+        return key, layers
 
-    def _pack(self, root: Path, files: Mapping[str, str]) -> Layer | None:
+    def _packed(self, root: Path, files: Mapping[str, str]) -> list[Layer]:
+        """Return files as one layer, which is in the store; none if there are none. `files`: path -> place on this machine."""
         wanted = {path: place for path, place in files.items() if path != CONFIG_FILE and not _is_of_kernel(path)}
         if not wanted:
-            return None
+            return []
         growing = self._work / "base"
         try:
             with open(growing, "wb") as file:
@@ -204,7 +218,7 @@ class ImageBuild:
         except OSError as error:
             raise ImageBuildFailed(f"{root} cannot be read as an image: {error.strerror} ({error.filename})") from error
         self._parts.store.add(growing, layer)
-        return layer
+        return [layer]
 
 
 def _is_of_kernel(path: str) -> bool:

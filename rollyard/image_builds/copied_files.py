@@ -50,10 +50,10 @@ class CopySource:
 
 
 class CopyTree:
-    """A folder that files are copied from."""
+    """A folder of this machine, or an image, that files are copied from."""
 
-    def __init__(self, root: Path, rules: IgnoreRules | None = None, what: str = "the context") -> None:
-        self._root = os.fspath(root)
+    def __init__(self, files: LayerStack, rules: IgnoreRules | None = None, what: str = "the context") -> None:
+        self._files = files
         self._rules = rules or IgnoreRules()
         self._what = what
 
@@ -61,52 +61,50 @@ class CopyTree:
         """Return what a name or a pattern of names means. Raises NoSuchFile."""
         path = posixpath.normpath(f"/{text}").strip("/")
         names = [path] if not any(sign in path for sign in _MAGIC) else list(self._matching("", path.split("/")))
-        names = [name for name in names if os.path.lexists(self._at(name)) and not self._ignored(name)]
+        names = [name for name in names if self._at(name) is not None and not self._ignored(name)]
         if not names:
-            if path and os.path.lexists(self._at(path)):
+            if path and self._at(path) is not None:
                 raise NoSuchFile(f".dockerignore leaves {text} out: change its rules, or copy something else")
-            raise NoSuchFile(f"{self._what} has no {text}: name a file or folder below {self._root}")
+            raise NoSuchFile(f"{self._what} has no {text}: name a file or folder of it")
         return [self._source(name) for name in names]
 
-    def _at(self, name: str) -> str:
-        return os.path.join(self._root, resolve_in(self._root, name)) if name else self._root
+    def _real(self, name: str) -> bytes:
+        return os.fsencode(resolve_in(self._files, name))
+
+    def _at(self, name: str) -> bytes | None:
+        return self._files.find(self._real(name))
 
     def _ignored(self, name: str) -> bool:
         """Whether nothing of it can be copied."""
         if not name or not self._rules.ignores(name):
             return False
-        return not (self._rules.has_exceptions and os.path.isdir(self._at(name)))
+        return not (self._rules.has_exceptions and self._files.folders(self._real(name)))
 
     def _matching(self, above: str, parts: Sequence[str]) -> Iterator[str]:
         if not parts:
             yield above
             return
-        try:
-            listed = sorted(os.listdir(self._at(above)))
-        except (NotADirectoryError, FileNotFoundError):
-            return
         expression = pattern(parts[0])
-        for name in listed:
+        for name in map(os.fsdecode, self._files.names(self._real(above))):
             if expression.fullmatch(name):
                 yield from self._matching(f"{above}/{name}" if above else name, parts[1:])
 
     def _source(self, name: str) -> CopySource:
-        place = self._at(name)
-        if os.path.isdir(place) and not os.path.islink(place):
-            return CopySource(posixpath.basename(name), True, tuple(self._below(place, name, "")))
-        return CopySource(posixpath.basename(name), False, (("", place),))
+        real = self._real(name)
+        if self._files.folders(real):
+            return CopySource(posixpath.basename(name), True, tuple(self._below(real, name, "")))
+        return CopySource(posixpath.basename(name), False, (("", os.fsdecode(self._files.find(real) or b"")),))
 
-    def _below(self, folder: str, name: str, below: str) -> Iterator[tuple[str, str]]:
-        for one in sorted(os.scandir(folder), key=lambda one: one.name):
-            path = f"{name}/{one.name}" if name else one.name
-            is_folder = one.is_dir(follow_symlinks=False)
-            if self._rules.ignores(path):
-                if is_folder and self._rules.has_exceptions:
-                    yield from self._below(one.path, path, f"{below}{one.name}/")
-                continue
-            yield f"{below}{one.name}", one.path
-            if is_folder:
-                yield from self._below(one.path, path, f"{below}{one.name}/")
+    def _below(self, folder: bytes, name: str, below: str) -> Iterator[tuple[str, str]]:
+        for one in self._files.names(folder):
+            real, shown = folder + b"/" + one if folder else one, os.fsdecode(one)
+            path, place = f"{name}/{shown}" if name else shown, self._files.find(real)
+            is_folder = bool(self._files.folders(real))
+            ignored = self._rules.ignores(path)
+            if not ignored and place is not None:
+                yield f"{below}{shown}", os.fsdecode(place)
+            if is_folder and (not ignored or self._rules.has_exceptions):
+                yield from self._below(real, path, f"{below}{shown}/")
 
 
 def host_tree(name: str, context: Path, folders: Sequence[Path]) -> tuple[CopyTree, list[str]]:
@@ -116,17 +114,17 @@ def host_tree(name: str, context: Path, folders: Sequence[Path]) -> tuple[CopyTr
     for folder in (context, *folders):
         for path in (whole, Path(os.path.realpath(whole.parent), whole.name)):
             if path.is_relative_to(folder):
-                return CopyTree(folder, what=f"the folder {folder}"), [str(path.relative_to(folder))]
+                return CopyTree(LayerStack([folder]), what=f"the folder {folder}"), [str(path.relative_to(folder))]
     raise NoSuchFile(
         f"{whole} is outside of {context}, and the file may not copy it: if you trust the file, add "
         f"--allow-folder {shlex.quote(str(whole if whole.is_dir() else whole.parent))}"
     )
 
 
-def resolve_in(root: str, path: str) -> str:
-    """Return a path below `root` without symbolic links in it, relative to `root`. Parts that do not exist stay."""
+def resolve_in(files: LayerStack, path: str) -> str:
+    """Return a path without symbolic links in it, which hold inside the image. Parts that do not exist stay."""
     try:
-        return LayerStack([root]).real_path(path)
+        return files.real_path(path)
     except OSError:
         raise NoSuchFile(f"{path} is a loop of symbolic links: copy something else") from None
 
@@ -192,6 +190,8 @@ def _add_content(out: tarfile.TarFile, path: str, place: str) -> None:
             if member.islnk():
                 member.linkname = posixpath.join(place, posixpath.normpath(f"/{member.linkname}").lstrip("/"))
             member.pax_headers = {}
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
             out.addfile(member, inner.extractfile(member) if member.isreg() else None)
 
 

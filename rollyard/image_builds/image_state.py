@@ -14,7 +14,6 @@ from rollyard.images.oci_manifest import machine
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"
 DEFAULT_SHELL = ("/bin/sh", "-c")
 
 
@@ -74,7 +73,7 @@ class ImageState:
             "mediaType": MANIFEST_TYPE,
             "config": {"mediaType": CONFIG_TYPE, "digest": sha256(config), "size": len(config)},
             "layers": [
-                {"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size} for layer in self.layers
+                {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in self.layers
             ],
         }  # fmt: skip
         return json.dumps(whole, sort_keys=True).encode()

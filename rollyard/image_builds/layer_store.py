@@ -1,8 +1,8 @@
-"""The cache of builds: layers by their digest, and the layer that each step has made.
+"""The cache of builds: layers by their digest, the layer that each step has made, and those of each base.
 
-Folders below the cache: `layers`; `steps` has a small file for each step, named by the digest of all that the step depends
-on; `work` has a folder for each build that is under way. A layer or step is complete or absent. What a killed build leaves
-in `work`, the next build deletes.
+Folders below the cache: `layers`; `steps` has a small file for each step and each base, named by the digest of all that it
+depends on; `work` has a folder for each build that is under way. A layer or step is complete or absent. What a killed build
+leaves in `work`, the next build deletes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rollyard.host.removed_folder import remove_folder
 from rollyard.host.sandbox_account import close_to_others
 from rollyard.image_builds.tree_changes import Layer
 from rollyard.images.locks import FileLock, try_lock, wait_for_lock
+from rollyard.images.whole_file import copy_whole, write_whole
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,41 @@ class LayerStore:
             if layer is not None:
                 os.utime(self.path(layer))
             os.utime(self._folder / "steps" / key)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, KeyError):
             return None
         return Step(layer, step.get("env"))
+
+    def find_base(self, key: str) -> list[Layer] | None:
+        """Return the layers of a base, the lowest first; None if they are unknown, or one is gone."""
+        try:
+            layers = [Layer(**one) for one in json.loads((self._folder / "steps" / key).read_bytes())["layers"]]
+            for layer in layers:
+                os.utime(self.path(layer))
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        return layers
 
     def add(self, growing: Path, layer: Layer) -> None:
         """Move a layer's file into the cache."""
         growing.chmod(0o644)
         growing.replace(self.path(layer))
 
+    def add_copy(self, file: Path, layer: Layer) -> None:
+        """Take a layer's file into the cache, as a further name of it if it is on the same disk. Blocks."""
+        copy_whole(file, self.path(layer))
+
     def keep(self, key: str, layer: Layer | None, env: Mapping[str, str] | None = None) -> None:
         """Remember what a step made."""
-        growing = self._folder / "steps" / f".{key}.{secrets.token_hex(4)}"
-        step = {"layer": None if layer is None else layer.to_json(), "env": None if env is None else dict(env)}
-        growing.write_text(json.dumps(step))
-        growing.rename(self._folder / "steps" / key)
+        self._keep(
+            key, {"layer": None if layer is None else layer.to_json(), "env": None if env is None else dict(env)}
+        )
+
+    def keep_base(self, key: str, layers: Sequence[Layer]) -> None:
+        """Remember the layers of a base."""
+        self._keep(key, {"layers": [layer.to_json() for layer in layers]})
+
+    def _keep(self, key: str, made: dict[str, object]) -> None:
+        write_whole(self._folder / "steps" / key, json.dumps(made).encode())
 
     @contextlib.asynccontextmanager
     async def work_folder(self) -> AsyncIterator[tuple[Path, int]]:

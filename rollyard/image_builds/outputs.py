@@ -20,7 +20,7 @@ from rollyard.host.removed_folder import remove_folder
 from rollyard.image_builds.image_state import MANIFEST_TYPE, ImageState, sha256
 from rollyard.image_builds.layer_store import LayerStore
 from rollyard.image_builds.tree_changes import Layer
-from rollyard.image_builds.work_root import unpack
+from rollyard.image_builds.work_root import NO_LIMIT, unpack
 from rollyard.images.base import FillRoom
 from rollyard.images.built_images import BuiltImages
 from rollyard.images.folder_config import write_folder_config
@@ -74,7 +74,7 @@ async def write_output(output: Output, state: ImageState, store: LayerStore, loc
 
 async def _write_folder(path: Path, state: ImageState, store: LayerStore, lock_fd: int) -> None:
     with _growing(path) as growing:
-        await unpack(store, state.layers, growing, FillRoom(1 << 50, lock_fd))
+        await unpack(store, state.layers, growing, FillRoom(NO_LIMIT, lock_fd))
         write_folder_config(growing, state.sandbox_config())
         growing.rename(path)
 

@@ -19,6 +19,7 @@ from rollyard.image_builds.image_state import sha256
 from rollyard.image_builds.layer_store import LayerStore
 from rollyard.image_builds.outputs import parse_output, write_output
 from rollyard.image_builds.run_step import Network
+from rollyard.image_builds.step_root import find_overlay
 from rollyard.images.cache import ImageCache
 from rollyard.images.settings import CacheSettings
 from rollyard.kinds.values.runtime_name import RuntimeName
@@ -60,20 +61,22 @@ async def run_build(options: BuildOptions, output: int, say: Callable[[str], Non
     request = _request(options)
     cache = options.cache or node_cache()
     store, images = LayerStore(cache / "image-builds"), ImageCache(cache / "image-cache", options.images)
-    parts = BuildParts(
-        store,
-        images,
-        functools.cache(lambda: _runtime(options.runtime, cache)),
-        functools.cache(lambda: own_python(cache)),
-        output,
-        say,
-    )
     try:
         async with store.work_folder() as (work, lock_fd):
+            parts = BuildParts(
+                store,
+                images,
+                functools.cache(lambda: _runtime(options.runtime, cache)),
+                functools.cache(lambda: own_python(cache)),
+                functools.cache(lambda: find_overlay(work)),
+                output,
+                say,
+            )
             state = await ImageBuild(request, parts, work, lock_fd).run()
             for one in outputs:
                 say(f"writing {one.text}")
                 await write_output(one, state, store, lock_fd, options.shared or cache / "image-cache")
+        await images.room.make()
     finally:
         await images.close()
     store.trim(CACHE_BYTES)

@@ -12,21 +12,21 @@ import json
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.host.removed_folder import remove_folder
-from rollyard.host.sandbox_account import sandbox_account
-from rollyard.image_builds.copied_files import resolve_in
+from rollyard.image_builds.step_root import StepRoot
 from rollyard.image_builds.tree_changes import KERNEL_FOLDERS
+from rollyard.images.layer_stack import LayerStack
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.base import OWN, Runtime
 from rollyard.sandbox.bubblewrap import Bubblewrap
 from rollyard.sandbox.bundled_python import python_argv
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
+from rollyard.sandbox.starter.client import Launch, alone
 
 Network = Literal["host", "none"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -57,8 +57,6 @@ _OWN_HOST = f"\n127.0.1.1 {HOST}\n".encode()
 _NAME_SERVICE = ("resolv.conf", "hosts")
 _SPECIAL = ",:\\\n"
 """Signs that Apptainer reads as the start of another mount, which could show any folder of this machine."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -75,35 +73,36 @@ class StepCommand:
 async def run_step(
     runtime: Runtime,
     own: Path,
-    root: Path,
-    work: Path,
+    root: StepRoot,
     command: StepCommand,
     network: Network,
     output: int,
     mounts: Mapping[str, Path],
 ) -> int:
-    """Run a command in `root`; return its exit status. `own`: our Python. `work`: an empty folder beside `root`. `output`:
-    descriptor that gets all output. `mounts`: path in the root -> file or folder that the command sees there.
+    """Run a command in `root`; return its exit status. `own`: our Python. `output`: descriptor that gets all output.
+    `mounts`: path in the root -> file or folder that the command sees there.
 
     Raises SandboxStartFailed if the runtime cannot be started.
     """
-    _check_mount_points(root)
-    with contextlib.ExitStack() as held:
-        held.enter_context(_name_service(root, work))
-        for name in KERNEL_FOLDERS:  # Apptainer makes none
-            held.enter_context(_mount_point(root, name, root))
-        place = held.enter_context(_mount_point(root, OWN, own))
-        binds = {held.enter_context(_mount_point(root, target, path)): path for target, path in mounts.items()}
-        argv = _launcher(runtime, own, place, root, network, binds)
-        process = await _started([*argv, *python_argv(own, "rollyard.sandbox_agent.build_step")], output)
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                process.stdin.write(json.dumps(asdict(command)).encode() + b"\n")
-                await process.stdin.drain()
-            return await process.wait()
-        finally:
-            await _end(process)
+    _check_mount_points(root.files)
+    _show_name_service(root)
+    for name in KERNEL_FOLDERS:  # Apptainer makes none
+        root.mount_point(name, own)
+    place = _mount_point(root, OWN, own)
+    binds = {_mount_point(root, target, path): path for target, path in mounts.items()}
+    argv = [
+        *_launcher(runtime, own, place, root.path, network, binds),
+        *python_argv(own, "rollyard.sandbox_agent.build_step"),
+    ]
+    process = await _started(Launch(argv, overlay=root.overlay), output)
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(json.dumps(asdict(command)).encode() + b"\n")
+            await process.stdin.drain()
+        return await process.wait()
+    finally:
+        await _end(process)
 
 
 def _launcher(
@@ -120,7 +119,8 @@ def _launcher(
             ]  # fmt: skip
         case Apptainer(program=program):
             return [
-                program, "-s", "exec", "--userns", "--fakeroot", "--ignore-subuid", "--ignore-fakeroot-command", "--writable",
+                program, "-s", *runtime.configured(), "exec", "--userns", "--fakeroot", "--ignore-subuid",
+                "--ignore-fakeroot-command", "--writable",
                 "--containall", "--no-home", "--cleanenv", "--no-mount", "sys,bind-paths,tmp,home,hostfs", "--no-init",
                 *(["--net", "--network", "none"] if network == "none" else []), "--pwd", "/",
                 *_bind(f"{own}:{place}:ro"), *(word for target, path in binds.items() for word in _bind(f"{path}:{target}")),
@@ -133,14 +133,14 @@ def _bind(value: str) -> tuple[str, str]:
     return "--bind", value
 
 
-async def _started(argv: Sequence[str], output: int) -> asyncio.subprocess.Process:
+async def _started(launch: Launch, output: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
-            *argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/", env=LAUNCH_ENVIRONMENT,
-            start_new_session=True, **sandbox_account().credentials,
+            *alone(launch, LAUNCH_ENVIRONMENT), stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/",
+            env=LAUNCH_ENVIRONMENT,
         )  # fmt: skip
     except OSError as error:
-        raise SandboxStartFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
+        raise SandboxStartFailed(f"{launch.argv[0]} cannot be started: {error.strerror}") from None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -156,109 +156,27 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-@contextlib.contextmanager
-def _name_service(root: Path, work: Path) -> Iterator[None]:
-    """Let the root have this machine's name servers and host names for a while. The command may move the folder and put a
-    symbolic link in its place: so all is done through a descriptor of the folder itself."""
-    try:
-        etc = os.open(root / "etc", _FOLDER)
-    except OSError:
-        yield
-        return
-    kept = work / "etc"
-    kept.mkdir()
-    try:
-        for name in _NAME_SERVICE:
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(name, kept / name, src_dir_fd=etc)
-            with contextlib.suppress(OSError):
-                text = Path("/etc", name).read_bytes()
-                _write_new(etc, name, text + _OWN_HOST if name == "hosts" else text)
-        yield
-    finally:
-        _let_owner_change(etc)
-        for name in _NAME_SERVICE:
-            _remove(etc, name, kept / f"{name}.new")
-            with contextlib.suppress(FileNotFoundError):  # none was kept, or the command has deleted the folder
-                os.rename(kept / name, name, dst_dir_fd=etc)
-        os.close(etc)
-        remove_folder(kept)
+def _show_name_service(root: StepRoot) -> None:
+    """Let the command find this machine's name servers and host names."""
+    for name in _NAME_SERVICE:
+        with contextlib.suppress(OSError):
+            text = Path("/etc", name).read_bytes()
+            root.show("etc", name, text + _OWN_HOST if name == "hosts" else text)
 
 
-@contextlib.contextmanager
-def _mount_point(root: Path, target: str, shown: Path) -> Iterator[str]:
-    """Let the root have a place for a while where a file or a folder, `shown`, is mounted. Yield its path in the root, without
-    symbolic links."""
-    account, place = sandbox_account(), resolve_in(os.fspath(root), target)
+def _mount_point(root: StepRoot, target: str, shown: Path) -> str:
+    place = root.mount_point(target, shown)
     if any(sign in place for sign in _SPECIAL):
-        raise SandboxStartFailed(f"nothing can be mounted at {place!r} of the image: choose a path without , : and \\")
-    made: list[tuple[int, str, int]] = []
-    """(descriptor of the folder above, name, inode)."""
-    with contextlib.ExitStack() as descriptors:
-
-        def opened(path: str | Path, flags: int, above: int | None = None) -> int:
-            descriptor = os.open(path, flags, 0o644, dir_fd=above)
-            descriptors.callback(os.close, descriptor)
-            return descriptor
-
-        above, parts = opened(root, _FOLDER), [part for part in place.split("/") if part]
-        for number, part in enumerate(parts, 1):
-            is_folder = number < len(parts) or shown.is_dir()
-            try:
-                if is_folder:
-                    os.mkdir(part, 0o755, dir_fd=above)
-                    below = opened(part, _FOLDER, above)
-                else:
-                    below = opened(part, _NEW_FILE, above)
-            except FileExistsError:
-                below = opened(part, _FOLDER if is_folder else os.O_PATH | os.O_NOFOLLOW, above)
-            else:
-                os.fchmod(below, 0o755 if is_folder else 0o644)
-                os.fchown(below, account.uid, account.gid)
-                made.append((above, part, os.fstat(below).st_ino))
-            above = below
-        try:
-            yield f"/{place}"
-        finally:
-            for above, name, inode in reversed(made):
-                with contextlib.suppress(OSError):
-                    _let_owner_change(above)
-                    info = os.stat(name, dir_fd=above, follow_symlinks=False)
-                    if info.st_ino == inode:
-                        (os.rmdir if stat.S_ISDIR(info.st_mode) else os.unlink)(name, dir_fd=above)
+        raise SandboxStartFailed(
+            f"nothing can be mounted at {place[1:]!r} of the image: choose a path without , : and \\"
+        )
+    return place
 
 
-def _check_mount_points(root: Path) -> None:
+def _check_mount_points(files: LayerStack) -> None:
     """Raise SandboxStartFailed if a runtime would follow a symbolic link of the root to the place of a mount."""
     for name in KERNEL_FOLDERS:
-        path = root / name
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            what = "a symbolic link" if path.is_symlink() else "a file"
+        path = files.find(name.encode())
+        if path is not None and not stat.S_ISDIR(os.lstat(path).st_mode):
+            what = "a symbolic link" if os.path.islink(path) else "a file"
             raise SandboxStartFailed(f"/{name} of the image is {what}: it must be a folder, or absent, for a RUN")
-
-
-def _write_new(folder: int, name: str, data: bytes) -> None:
-    account = sandbox_account()
-    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder), "wb") as file:
-        os.fchmod(file.fileno(), 0o644)
-        os.fchown(file.fileno(), account.uid, account.gid)
-        file.write(data)
-
-
-def _let_owner_change(folder: int) -> None:
-    mode = stat.S_IMODE(os.fstat(folder).st_mode)
-    if mode & 0o700 != 0o700:
-        os.fchmod(folder, mode | 0o700)
-
-
-def _remove(folder: int, name: str, aside: Path) -> None:
-    """Take what has the name out of the folder, and no target of a symbolic link. A folder is moved to `aside`."""
-    try:
-        is_folder = stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return
-    if is_folder:
-        os.chmod(name, 0o700, dir_fd=folder)  # without this its owner cannot move it
-        os.rename(name, aside, src_dir_fd=folder)
-    else:
-        os.unlink(name, dir_fd=folder)

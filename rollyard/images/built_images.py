@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +22,7 @@ from pathlib import Path
 from rollyard.core.regular_file import open_regular
 from rollyard.images.locks import FileLock, try_lock, wait_for_lock
 from rollyard.images.oci_manifest import BadManifest, parse_json, read_manifest
-from rollyard.images.whole_file import write_whole
+from rollyard.images.whole_file import copy_whole, write_whole
 from rollyard.kinds.values.image_reference import BuiltImage, built_image
 
 READING_SECONDS = 3600.0
@@ -76,15 +74,7 @@ class BuiltImages:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size == size:  # a machine that crashed may have left a shorter one
                 return
-        growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            try:
-                os.link(file, growing)
-            except OSError:
-                _copy(file, growing)
-            growing.rename(path)
-        finally:
-            growing.unlink(missing_ok=True)  # two names of one file stay two when one is renamed to the other
+        copy_whole(file, path)
 
     def add_image(self, image: BuiltImage, manifest: bytes, config: bytes) -> None:
         """Give the name to the image, whose layers are stored. Use while `writing`. Blocks."""
@@ -232,13 +222,6 @@ def _blobs_of(manifest: bytes) -> frozenset[str]:
     except BadManifest:
         return frozenset()  # nobody can use the image
     return frozenset({parsed.config.digest, *(layer.digest for layer in parsed.layers)})
-
-
-def _copy(file: Path, growing: Path) -> None:
-    with open(file, "rb") as source, open(growing, "xb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-        target.flush()
-        os.fsync(target.fileno())
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from rollyard.images.base import DiskFull, FillRoom
 from rollyard.images.built_images import mark_used
 from rollyard.images.cache_folder import CacheEntry, CacheFolder
 from rollyard.images.cache_room import CacheRoom
-from rollyard.images.image_source import ImageSource
+from rollyard.images.image_source import ImageSource, LayerFile
 from rollyard.images.image_sources import ImageSources
 from rollyard.images.locks import FileLock, try_lock, wait_for_lock_unless
 from rollyard.images.pinned_image import AboutImage, PinnedImage
@@ -128,6 +129,22 @@ class ImageCache:
         if tier is None or not await asyncio.to_thread(tier.has, key):
             raise ImageUnavailable(image.text, f"it cannot be written to {self._settings.shared_folder}")
         return True
+
+    def held_layers(self) -> HeldLayers:
+        """Return the unpacked layers of a build, none yet. Raises OSError."""
+        self._folder.make()
+        return HeldLayers(self._folder.layers)
+
+    async def layer_files(self, image: ImageReference, digest: str, pins: contextlib.ExitStack) -> Sequence[LayerFile]:
+        """Return the files of the layers of the image with this digest, the lowest first, fetched where necessary, and keep
+        them until `pins` is closed; none for a file without layers. Raises ImageUnavailable."""
+        source = self._sources.of(image)
+        try:
+            if await source.key() != digest:
+                raise ImageUnavailable(image.text, "it was replaced by another while it was read: try again")
+            return await source.layer_files(pins)
+        except DiskFull as error:
+            raise ImageUnavailable(image.text, f"{error}: free some space") from None
 
     async def close(self) -> None:
         """End the pulls of this process."""

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rollyard.images.base import FillRoom, ImageConfig
 from rollyard.images.unpacked_layers import HeldLayers, UnpackedLayer
+
+
+@dataclass(frozen=True)
+class LayerFile:
+    """A layer of an image: a gzip, zstd or plain tar archive."""
+
+    digest: str
+    """sha256 of the file."""
+    diff_id: str
+    """sha256 of the tar archive in it, as the image says."""
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -41,3 +53,7 @@ class ImageSource(Protocol):
     async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
         """Complete the layers that are missing in `layers`. Without `layers`, and for a file without layers, make `root` in
         `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable and DiskFull."""
+
+    async def layer_files(self, pins: ExitStack) -> Sequence[LayerFile]:
+        """Return the files of the layers, the lowest first, fetched where necessary, and keep them until `pins` is closed;
+        none for a file without layers. Raises ImageUnavailable and DiskFull."""

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -14,9 +15,9 @@ from typing import BinaryIO, TypeVar
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.base import DiskFull, FillRoom, too_big
 from rollyard.images.blob_store import BlobStore
-from rollyard.images.fill_from_blobs import fill_from_blobs
+from rollyard.images.fill_from_blobs import fetch_layers, fill_from_blobs
 from rollyard.images.image_file import ImageFile
-from rollyard.images.image_source import FilledImage
+from rollyard.images.image_source import FilledImage, LayerFile
 from rollyard.images.layer_chunks import layer_chunks
 from rollyard.images.layer_unpacker import TooBig
 from rollyard.images.layout_files import LayoutFiles, layout_files
@@ -28,6 +29,7 @@ from rollyard.images.unpacked_layers import HeldLayers
 from rollyard.kinds.values.image_reference import BuiltImage, LayoutImage
 
 _CHUNK = 1 << 20
+_NO_LIMIT = 1 << 50
 _KINDS = {"oci": "OCI layout", "oci-archive": "OCI archive", "docker-archive": "archive of `docker save`"}
 
 T = TypeVar("T")
@@ -106,6 +108,15 @@ class LayoutSource:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None
         self._file.check_unchanged(identity)
         return filled
+
+    async def layer_files(self, pins: ExitStack) -> Sequence[LayerFile]:
+        """Raises ImageUnavailable and DiskFull."""
+        self._left = _NO_LIMIT
+        data = await asyncio.to_thread(self._read, _manifest)
+        try:
+            return await fetch_layers(read_manifest(parse_json(data)), self, self._blobs, pins)
+        except BadManifest as error:
+            raise ImageUnavailable(self.name, str(error), permanent=True) from None
 
     async def blob(self, blob: Descriptor, path: Path) -> None:
         def copy(layout: Layout) -> None:

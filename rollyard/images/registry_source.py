@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.base import FillRoom
 from rollyard.images.blob_store import BlobStore
-from rollyard.images.fill_from_blobs import fill_from_blobs
-from rollyard.images.image_source import FilledImage
+from rollyard.images.fill_from_blobs import fetch_layers, fill_from_blobs
+from rollyard.images.image_source import FilledImage, LayerFile
 from rollyard.images.oci_manifest import (
     BadManifest,
     Manifest,
@@ -115,6 +115,14 @@ class RegistrySource:
             async with self._client() as client:
                 manifest = await self._manifest(client)
                 return await fill_from_blobs(self.name, manifest, client, self._blobs, folder, room, layers)
+        except BadManifest as error:
+            raise self._unusable(str(error)) from None
+
+    async def layer_files(self, pins: ExitStack) -> Sequence[LayerFile]:
+        """Raises ImageUnavailable and DiskFull."""
+        try:
+            async with self._client() as client:
+                return await fetch_layers(await self._manifest(client), client, self._blobs, pins)
         except BadManifest as error:
             raise self._unusable(str(error)) from None
 

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rollyard.core.errors import ImageUnavailable
@@ -14,7 +16,7 @@ from rollyard.host.find_apptainer import apptainer_programs
 from rollyard.host.node_cache import node_cache
 from rollyard.images.base import FillRoom, ImageConfig, too_big
 from rollyard.images.image_file import ImageFile
-from rollyard.images.image_source import FilledImage
+from rollyard.images.image_source import FilledImage, LayerFile
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.sif_header import UnusableFile, squashfs_offset
 from rollyard.images.unpack import unpack_squashfs
@@ -87,3 +89,6 @@ class SquashfsSource:
             "this node has neither unsquashfs nor Apptainer: install the package squashfs-tools, or Apptainer without root "
             "(deploy/apptainer/install.sh)",
         )
+
+    async def layer_files(self, pins: ExitStack) -> Sequence[LayerFile]:
+        return ()

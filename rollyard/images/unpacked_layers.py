@@ -165,6 +165,10 @@ class HeldLayers:
             image, "its layers were deleted as soon as they were there: raise `sandbox.images.cacheSize`"
         )
 
+    def roots(self, layers: Sequence[UnpackedLayer]) -> list[Path]:
+        """Return the folders that an overlay shows, the topmost first, as are `layers`."""
+        return [self._layers.root(layer.name) for layer in seen_layers(layers)]
+
     async def _fill(self, image: str, names: Sequence[str], fetch: Fetch, room: FillRoom) -> None:
         with ExitStack() as stack:
             missing = dict[int, int]()

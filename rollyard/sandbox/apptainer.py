@@ -53,15 +53,18 @@ class Apptainer:
         host_network: bool = False,
         gpus: Sequence[Gpu] = (),
     ) -> Launch:
-        config = ["-c", str(self._config())] if self.own_config else []
         binds = [f"{path}:{path}:ro" for path in (*root.binds, "/proc/sys")]
         binds += [f"{own}:/{root.own}:ro", f"{self.mount.place}/dev:/dev"]
         network = () if host_network else ("--net", "--network", "none")
         libraries = ("--nv",) if gpus else ()
         bound = [part for one in binds for part in ("--bind", one)]
-        options = [*config, "exec", *_ISOLATION, *network, *libraries, *bound]
+        options = [*self.configured(), "exec", *_ISOLATION, *network, *libraries, *bound]
         launcher = [self.program, "-s", *options, str(self.mount.place / "root"), *argv]
         return Launch(launcher, self.mount.of(root, limits, gpus))
+
+    def configured(self) -> tuple[str, ...]:
+        """Return the options that name our configuration file, if the program accepts it."""
+        return ("-c", str(self._config())) if self.own_config else ()
 
     def _config(self) -> Path:
         """Return our configuration file; write it if it is missing. All files of /etc are the image's."""

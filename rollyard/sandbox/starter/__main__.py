@@ -151,6 +151,8 @@ def _become_launcher(request: dict[str, Any], stdin: int, output: int) -> None:
         _checked("prctl", _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
     if request["root"] is not None:
         _mount_root(**request["root"])
+    if request["overlay"] is not None:
+        _mount_overlay(**request["overlay"])
     os.execvpe(request["argv"][0], request["argv"], request["env"])
 
 
@@ -159,6 +161,33 @@ def _end_before_node_agent() -> None:
     with open("/proc/self/oom_score_adj", "r+") as score:
         if int(score.read()) < 0:
             score.write("0")
+
+
+def _enter_namespaces() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    _checked("unshare", _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWUTS))
+    for name, content in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(content)
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def _mount_overlay(folder: str, options: str, fuse: str | None) -> None:
+    """Mount an overlay at the folder's `root`, in a mount namespace of this process. Paths in the options are below it."""
+    _enter_namespaces()
+    os.chdir(folder)
+    _mount_layers(options, fuse)
+    os.chdir("/")
+
+
+def _mount_layers(options: str, fuse: str | None) -> None:
+    """Mount an overlay at `root`."""
+    if fuse is None:
+        # In a user namespace the kernel keeps the marks of removed folders only as `user.` attributes. Without this option the
+        # removal of a folder of the image fails with EIO.
+        _mount("sandbox", "root", "overlay", options=f"{options},userxattr")
+    else:
+        _mount_by(fuse, options)
 
 
 def _mount_root(
@@ -172,16 +201,11 @@ def _mount_root(
     fuse: str | None,
 ) -> None:
     """Mount a tmpfs at `place`, and in it the sandbox's root and devices, in a mount namespace of this process."""
-    uid, gid = os.geteuid(), os.getegid()
-    _checked("unshare", _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWUTS))
-    for name, content in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(content)
+    _enter_namespaces()
     # One for the runtime and one for the sandbox agent. A seccomp filter too keeps the task from making more.
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("2")
     socket.sethostname("sandbox")
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount("sandbox", place, "tmpfs", options=f"size={size},nr_inodes={inodes},mode=755")
     umask = os.umask(0o022)
     os.chdir(place)  # no path of this machine is in the options of the mounts, which the sandbox can read
@@ -198,12 +222,7 @@ def _mount_root(
         if found is None or os.path.islink(found) or not os.path.isdir(found):
             os.mkdir(f"changed/{name}")  # in place of a link or a file, on which nothing can be mounted
     options = f"lowerdir={':'.join(names)}:lacking,upperdir=changed,workdir=work"
-    if fuse is None:
-        # In a user namespace the kernel keeps the marks of removed folders only as `user.` attributes. Without this option the
-        # removal of a folder of the image fails with EIO.
-        _mount("sandbox", "root", "overlay", options=f"{options},userxattr")
-    else:
-        _mount_by(fuse, options)
+    _mount_layers(options, fuse)
     for folder, mode in folders.items():
         if not os.path.isdir(f"root/{folder}"):  # a layer hides it, also from what lies below all layers
             os.makedirs(f"root/{folder}")

@@ -53,11 +53,23 @@ class WritableRoot:
 
 
 @dataclass(frozen=True)
+class OverlayRoot:
+    """An overlay at the folder's `root`, mounted in a mount namespace around the launcher. Its changes stay."""
+
+    folder: str
+    options: str
+    """Options of the mount. Paths in them are below `folder`."""
+    fuse: str | None = None
+    """fuse-overlayfs, which mounts the overlay in place of the kernel."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """The launcher's command line, and what is around it."""
 
     argv: Sequence[str]
     root: WritableRoot | None = None
+    overlay: OverlayRoot | None = None
     cgroup: str | None = None
     """Folder of the cgroup in which the launcher starts."""
 
@@ -68,16 +80,24 @@ def run_alone(launch: Launch, env: Mapping[str, str], seconds: float) -> subproc
     Raises OSError and subprocess.TimeoutExpired.
     """
     return subprocess.run(
-        [*_ARGV, _request(launch, env)], env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        alone(launch, env), env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         errors="replace", timeout=seconds, check=False,
     )  # fmt: skip
+
+
+def alone(launch: Launch, env: Mapping[str, str]) -> list[str]:
+    """Return the command that becomes a launcher, without a starter."""
+    return [*_ARGV, _request(launch, env)]
 
 
 def _request(launch: Launch, env: Mapping[str, str]) -> str:
     account = sandbox_account()
     changed = (account.uid, account.gid) if account.credentials else None
     root = launch.root and vars(launch.root)
-    request = {"argv": launch.argv, "root": root, "cgroup": launch.cgroup, "account": changed, "env": dict(env)}
+    request = {
+        "argv": launch.argv, "root": root, "overlay": launch.overlay and vars(launch.overlay), "cgroup": launch.cgroup,
+        "account": changed, "env": dict(env),
+    }  # fmt: skip
     return json.dumps(request)
 
 
