@@ -33,6 +33,7 @@ from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.images.base import FillRoom
 from rollyard.images.cache import ImageCache
+from rollyard.images.layer_unpacker import LayerUnpacker
 from rollyard.images.tree_size import bytes_on_disk
 from rollyard.images.unpack import unpack_layers
 from rollyard.kinds.values.image_reference import parse_image
@@ -114,6 +115,16 @@ async def plain(folder: Path, name: str, layers: Sequence[bytes]) -> Path:
     return folder / name
 
 
+def alone(folder: Path, layer: bytes) -> int:
+    """Return the bytes on disk of one layer with nothing below it."""
+    folder.mkdir()
+    unpacker = LayerUnpacker(str(folder), 1 << 50)
+    unpacker.apply(iter([gzip.decompress(layer)]))
+    size = bytes_on_disk(folder)
+    shutil.rmtree(folder)
+    return size
+
+
 async def disk(images: Images, count: int, cache: ImageCache, folder: Path, work: Path) -> list[Path]:
     """Fill the cache. Return a plain unpack of one image on each base."""
     whole, ideal, seconds = list[Path](), 0, dict[str, list[float]]()
@@ -133,9 +144,7 @@ async def disk(images: Images, count: int, cache: ImageCache, folder: Path, work
         seconds.setdefault("further", []).append(time.perf_counter() - started)
     for number, own in enumerate(images.own):
         for part, layer in enumerate(own):
-            difference = await plain(work, f"own{number}-{part}", [layer])
-            ideal += bytes_on_disk(difference)
-            shutil.rmtree(difference)
+            ideal += alone(work / f"own{number}-{part}", layer)
     ours = bytes_on_disk(folder / "layers") + bytes_on_disk(folder / "entries")
     copies = sum(bytes_on_disk(whole[number % BASES]) for number in range(count))
     head(f"disk of {count} images on {BASES} bases")
