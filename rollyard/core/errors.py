@@ -71,7 +71,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - engine/weights: ControlFailed, WrongWeights
 - image_builds: BadMode, BadMount, BadText, NoSuchFile
 - images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatImage, BrokenLayer, DiskFull,
-  IncompleteFlatImage, TooBig, UnusableCredentials, UnusableFile
+  IncompleteFlatImage, NoWhiteouts, TooBig, UnusableCredentials, UnusableFile
 - sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
 - tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it

@@ -29,8 +29,6 @@ _MOST_DEPTH = 200
 _BLOCK = 4096
 """Least number of bytes that a file counts."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 _NO_DEVICES = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

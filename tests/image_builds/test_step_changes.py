@@ -1,4 +1,4 @@
-"""What a command changes in an image, as a layer: new builds on a base keep the base's layers, and each change is exact."""
+"""Layers of what commands change in an image: each change is exact, and new builds on a base keep the base's layers."""
 
 from __future__ import annotations
 

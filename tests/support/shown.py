@@ -74,7 +74,7 @@ class QueuedJob:
 
 @dataclass
 class World:
-    """What is really there."""
+    """Jobs, processes and stored counts as they really are."""
 
     jobs: Mapping[str, QueuedJob]
     agents: Mapping[str, set[str]]
