@@ -176,7 +176,9 @@ def _allocations(shown: Mapping[str, Any], world: World) -> list[str]:
             continue
         end = None if job.state == "PENDING" else job.end
         shown_end = row["Ends"].removeprefix("before ")
-        if (row["Slurm says"], row["Node"]) != (job.state, job.node or UNKNOWN):
+        # one that ended while it waited to run again is shown with its node
+        node = row["Node"] if JobState(job.state).ended and not job.node else job.node or UNKNOWN
+        if (row["Slurm says"], row["Node"]) != (job.state, node):
             found.append(f"{name}: shown {row['Slurm says']} on {row['Node']}, in the queue {job}")
         if (end is None) != (shown_end == UNKNOWN) or (end is not None and abs(_unix(shown_end) - end) > CLOCK_SECONDS):
             found.append(f"{name}: shown to end at {shown_end}, in the queue {job}")

@@ -83,7 +83,7 @@ async def test_an_end_of_the_walltime_that_no_successor_covers_is_told(field: Fi
     message = await field.condition("Ready", "False")
     await field.shown_is_true()
     assert message.startswith("WalltimeEnds: accepts no rollouts: the walltime ends at")
-    assert "before the budgets of a rollout (20 s)" in message
+    assert "and a rollout needs 16 s" in message, "INIT, a call and the sampling of a turn: it can move"
 
     await field.slurm("scontrol", "update", "NodeName=ALL", "State=resume")
     await field.condition("Ready", "True")

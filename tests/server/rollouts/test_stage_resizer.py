@@ -76,7 +76,7 @@ async def test_a_queue_is_shared_by_those_that_may_take_of_it(server: Server) ->
     second, second_asked = server.connect("u2")
     third, third_asked = server.connect("u3")
     await until(lambda: first == second_asked == third_asked == [AT_REST])
-    server.node_agents.drain(third.identity.uid)
+    server.node_agents.drain(third.identity.uid, SystemClock().time() + 30)
     await server.submit(8)
     await until(lambda: first[1:] == second_asked[1:] == [{"INIT": 4, "RUN": 4, "EVAL": 2}])
     server.node_agents.heartbeat(second, held(Stage.EVAL, 9), AT_REST)
