@@ -185,7 +185,7 @@ async def test_the_turns_of_a_rollout_are_shown_while_it_runs(resuming: tuple[Ya
         tab, page = opened
         (id,) = await client.submit([request("shown-1")])
         await tab.go(f"{page}#/rollouts/{id}")
-        numbers = "[...document.querySelectorAll('.turn h3 a')].map(a => a.textContent.trim())"
+        numbers = "[...document.querySelectorAll('.turn h3 > a')].map(a => a.textContent.trim())"
         await tab.until(f"{numbers}.length >= 2 && !document.querySelector('#score')")
         seen = len(await tab.evaluate(numbers))
         saved = (await client.saved_turns(id))[:seen]
