@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout_pool import RolloutPool
-from tests.support.yard import Yard, end
+from tests.support.yard import Yard
+from tests.support.yard import yard as yard
 
 DEMO = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
-
-
-@pytest.fixture
-async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
-    made = Yard(tmp_path_factory.mktemp("yard"))
-    made.start()
-    yield made
-    await end(made)
 
 
 async def revisions(yard: Yard, client: AsyncClient, number: int) -> RolloutPool:
