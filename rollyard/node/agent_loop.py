@@ -57,6 +57,10 @@ class AgentProgress:
     """State of the environment after the last turn, where it can be saved."""
     role_calls: Sequence[RoleCall] = ()
     """Calls of models by role since the turn before."""
+    number: int = 0
+    """Number of the conversation, if a task kind's own loop has several."""
+    max_tokens: int | None = None
+    """Greatest length of the last turn that a task kind's own loop asked for."""
 
 
 async def run_agent(
@@ -158,12 +162,10 @@ async def call_tools(run: AgentProgress, tools: Tools) -> list[ToolResult]:
     done = [await tools.call(c.name, c.arguments) for c in parsed.calls]
     found = result_texts(run, parsed, [result.text for result in done])
     append_results(run, found)
-    texts = found.all
     turn = run.turns[-1]
     timings = {**turn.timings, "tools": round(time.monotonic() - began, 6)}
-    run.turns[-1] = evolve(turn, tool_results=texts, failed_calls=failed_calls(done, found), timings=timings)
-    ends = [result.done for result in done] + [False] * (len(texts) - len(done))
-    return [ToolResult(text, done) for text, done in zip(texts, ends, strict=True)]
+    run.turns[-1] = evolve(turn, tool_results=found.all, failed_calls=failed_calls(done, found), timings=timings)
+    return results_of(found, done)
 
 
 def turns_ended(agent: AgentSpec) -> str:
@@ -236,6 +238,12 @@ def failed_calls(done: Sequence[ToolResult], texts: ResultTexts) -> list[int]:
     """Return the places of the results of failed calls. An unreadable call is one."""
     failed = [place for place, result in enumerate(done) if result.failed]
     return failed if texts.wrong is None else [*failed, len(texts.results)]
+
+
+def results_of(texts: ResultTexts, done: Sequence[ToolResult]) -> list[ToolResult]:
+    """Return what the model reads, with the results that end the conversation."""
+    ends = [result.done for result in done] + [False] * (len(texts.all) - len(done))
+    return [ToolResult(text, done) for text, done in zip(texts.all, ends, strict=True)]
 
 
 def append_results(run: AgentProgress, texts: ResultTexts) -> None:

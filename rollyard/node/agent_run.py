@@ -142,7 +142,9 @@ class LoopRun:
 
     def report(self, saver: TurnSaver, resumption: Resumption, *, changed: bool) -> None:
         """`changed`: the last turn is another than the saved one."""
-        saver.resume(resumption, self._run if changed else None, self._used)
+        saver.resume(resumption, resumption.turn)
+        if changed:
+            saver.replace_last(self._run, self._used)
 
     def save_with(self, saver: TurnSaver, snapshots: ResumeSnapshots, end: AllocationEnd) -> None:
         """Save the turns from now on, and snapshots when they are due. The loop ends with AllocationEnds before `end`."""

@@ -56,6 +56,7 @@ from rollyard.node.lease_models import LeaseModels, RoleSampler
 from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.own_loop import OwnLoopRun
 from rollyard.node.own_tools import OwnTool, start_tools
+from rollyard.node.replay import Replay
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.resume_snapshots import ResumeSnapshots
 from rollyard.node.run_snapshots import RunSnapshots
@@ -325,7 +326,7 @@ class LeaseRun:
         if not self._lease.saved_turns:
             return SavedWork()
         stored, bodies = await self._node.uploads.stored_turns(self.ref)
-        if never := why_never(self._lease, has_loop=handler.has_loop):
+        if never := why_never(self._lease, differs=handler.loop_differs):
             return SavedWork((), None, tuple(stored.resumptions), len(bodies), never)
         try:
             turns = await asyncio.to_thread(unpacked, bodies)
@@ -333,7 +334,7 @@ class LeaseRun:
             return SavedWork(
                 (), None, tuple(stored.resumptions), len(bodies), f"the saved turns cannot be read: {error}"
             )
-        snapshot, spec = stored.snapshot, self._specs.run
+        snapshot, spec = None if handler.has_loop else stored.snapshot, self._specs.run
         has_network = spec.host_network or bool(spec.allowed_hosts)
         began_so = any(one.snapshot for one in stored.resumptions)
         if snapshot is not None and not prefers_snapshot(
@@ -475,12 +476,12 @@ class LeaseRun:
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
         assert self._saver is not None
         forgets = environment is not None and not environment.saves
-        never = why_never(lease, has_loop=handler.has_loop, forgets=forgets)
+        never = why_never(lease, differs=handler.loop_differs, forgets=forgets)
         if lease.lost and not saved.turns:
             why = never or saved.failed or "no turn was saved"
             begun_again = Resumption(turn=0, reason=lease.lost, node=lease.lost_node, dropped=saved.count, why=why)
             self._resumptions = [*saved.resumptions, begun_again]
-            self._saver.resume(begun_again)
+            self._saver.resume(begun_again, 0)
             await self._saver.flush()  # it deletes snapshots of dropped turns; later it would delete new ones
         if lease.agent.command is not None:
             command = CommandRun(lease, handler, sandbox, template, tools, policy)
@@ -505,14 +506,18 @@ class LeaseRun:
                 await snapshots.turn_ended(turn)
 
             try:
-                if isinstance(loop, LoopRun) and never is None:
+                if never is None:
                     if self._node.end.is_near():
                         raise AllocationEnds(self._node.end.reason)
                     self._suspend = loop.suspend
-                    if saved.turns:
-                        await self._play_again(loop, saved, turn_ended)
-                    assert self._resume_snapshots is not None
-                    loop.save_with(self._saver, self._resume_snapshots, self._node.end)
+                    if isinstance(loop, OwnLoopRun):
+                        self._play_again_in(loop, saved)
+                        loop.save_with(self._saver, self._node.end)
+                    else:
+                        if saved.turns:
+                            await self._play_again(loop, saved, turn_ended)
+                        assert self._resume_snapshots is not None
+                        loop.save_with(self._saver, self._resume_snapshots, self._node.end)
                     if self._looks["looks"]:  # in INIT, or while the saved turns were played again
                         self._saver.stop(LOOKED_INTO)
                 ran = await loop.run(budget, turn_ended)
@@ -533,12 +538,28 @@ class LeaseRun:
         async with self._limit(budget, f"playing saved turns again took more than {budget:g} s"):
             replay = await loop.play_again(saved.turns, saved.begun_with, turn_ended)
         failpoint("after-replay")
-        resumption = saved.resumption(self._lease, replay, time.monotonic() - began)
-        log.info("rollout %s goes on %s", self._lease.id, resumption.sentence)
-        self._resumptions = [*saved.resumptions, resumption]
+        resumption = self._resumed(saved, replay, time.monotonic() - began)
         assert self._saver is not None
         loop.report(self._saver, resumption, changed=replay.changed)
         await self._saver.flush()  # as in `_agent`
+
+    def _play_again_in(self, loop: OwnLoopRun, saved: SavedWork) -> None:
+        """Let the loop begin with the turns of earlier leases."""
+        began, saver = time.monotonic(), self._saver
+        assert saver is not None
+
+        async def report(replay: Replay, stored: int) -> None:
+            saver.resume(self._resumed(saved, replay, time.monotonic() - began), stored)
+            await saver.flush()  # as in `_agent`
+
+        if saved.turns:
+            loop.play_again(saved.turns, report)
+
+    def _resumed(self, saved: SavedWork, replay: Replay, seconds: float) -> Resumption:
+        resumption = saved.resumption(self._lease, replay, seconds)
+        log.info("rollout %s goes on %s", self._lease.id, resumption.sentence)
+        self._resumptions = [*saved.resumptions, resumption]
+        return resumption
 
     async def _artifact(
         self, handler: GuardedHandler, sandbox: Sandbox, run: AgentResult, snapshots: RunSnapshots

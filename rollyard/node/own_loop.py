@@ -1,6 +1,9 @@
-"""A task handler's own loop. The handler decides what comes next; every turn is sampled, recorded and limited here.
+"""A task handler's own loop. The handler decides what comes next; every turn is sampled, recorded, saved and limited here.
 
 A limit or a fault ends the loop by cancelling it. So a handler cannot go on after a limit, and cannot swallow a fault.
+
+When a node agent is lost, the loop runs again from its start, and gets the saved turns as long as it asks for them
+(`loop_replay.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from rollyard.core.errors import ContextExceeded, HandlerFailed, RoleBudgetUsed, RollyardError, TaskError
+from rollyard.core.errors import (
+    AllocationEnds,
+    ContextExceeded,
+    HandlerFailed,
+    RoleBudgetUsed,
+    RollyardError,
+    SandboxLost,
+    StageTimeout,
+    TaskError,
+)
+from rollyard.core.failpoints import failpoint
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Status
@@ -19,18 +32,23 @@ from rollyard.node.agent_loop import (
     AgentProgress,
     call_tools,
     context_ended,
+    prompt_ids_of,
     sample_turn,
     turns_ended,
     with_turn_seed,
 )
-from rollyard.node.agent_run import AgentResult, LoopParts, budget_ended, unread
+from rollyard.node.agent_run import LEAST_TURNS_LEFT, AgentResult, LoopParts, budget_ended, unread
+from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.lease_models import LeaseModels
 from rollyard.node.lease_sampler import LeaseSampler
+from rollyard.node.loop_replay import LoopReplay
+from rollyard.node.replay import Replay, add_saved, call_again
 from rollyard.node.tool_execution import Tools
+from rollyard.node.turn_saver import TurnSaver
 from rollyard.tasks.base import Message
 from rollyard.tasks.guarded_handler import MESSAGES, GuardedHandler, are_messages
 from rollyard.tasks.own_tools import ToolResult
-from rollyard.trajectory import Turn
+from rollyard.trajectory import SavedTurn, Turn
 
 END_TRIES = 5
 """Number of times that a loop is cancelled, with a second between them, until it counts as one that does not end."""
@@ -56,6 +74,22 @@ class OwnLoopRun:
         self._fault: RollyardError | None = None
         self._cut_short: str | None = None
         self._overdue = False
+        self._unsettled = set[int]()
+        """Numbers of the conversations whose last turn is not saved yet."""
+        self._saver: TurnSaver | None = None
+        self._end_of_allocation: AllocationEnd | None = None
+        self._replay = LoopReplay((), has_network=False)
+        self._report: Callable[[Replay, int], Awaitable[None]] | None = None
+        """Function that reports where this run went on; None if it has reported, or there is nothing to report."""
+        self._budget = 0.0
+        self._leaving: AllocationEnds | None = None
+        self._suspended = False
+        """Whether `suspend` was called, whose caller ends the loop."""
+        self._standing = 0
+        """Number of calls that do not go on, because the rollout leaves its node."""
+        self._paused = asyncio.Event()
+        """Set when all calls stand, or the loop has ended."""
+        self._ended = False
 
     # the interface for handlers (`rollyard.tasks.base.LoopAgent`)
 
@@ -70,6 +104,7 @@ class OwnLoopRun:
                 raise TaskError(f"agent.conversation() knows no tool {strange[0]!r}; tools() returned {[*by_name]}")
             offered = [by_name[name] for name in tools]
         chat, own_tools = self._parts.begin(messages, offered, reads_calls=bool(offered))
+        chat.number = len(self._chats)
         self._chats.append(chat)
         return OwnConversation(self, chat, own_tools)
 
@@ -78,7 +113,9 @@ class OwnLoopRun:
     async def sample(self, chat: AgentProgress, max_tokens: int | None) -> Turn:
         lease = self._parts.lease
         async with self._call():
+            self.settle(chat)
             await self._note_turns()
+            await self._stand_if_leaving()
             if self._begun >= lease.agent.max_turns:
                 await self._limit(turns_ended(lease.agent))
             if sum(one.conversation.token_count for one in self._chats) >= SessionConfig.max_tokens:
@@ -87,18 +124,100 @@ class OwnLoopRun:
             if max_tokens is not None:
                 sampling = evolve(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
             self._begun += 1
+            chat.max_tokens = max_tokens
             try:
-                await sample_turn(chat, self._policy, sampling)
+                if not await self._give_saved(chat):
+                    await sample_turn(chat, self._policy, sampling)
             except ContextExceeded as error:
                 if not self._order:
                     raise
                 await self._limit(context_ended(error))
             self._order.append(chat)
+            self._unsettled.add(chat.number)
+            if not has_calls(chat):
+                self.settle(chat)
             return chat.turns[-1].model_copy(deep=True)
 
     async def call_tools(self, chat: AgentProgress, tools: Tools) -> list[ToolResult]:
         async with self._call():
+            try:
+                results = await self._call_new_or_again(chat, tools)
+            except SandboxLost as error:
+                names = " and ".join(sorted({str(call["name"]) for call in chat.turns[-1].tool_calls}))
+                raise type(error)(
+                    f"{error}; a call of {names or 'no tool'} was under way, which may be the cause"
+                ) from error
+            self.settle(chat)
+            return results
+
+    async def _call_new_or_again(self, chat: AgentProgress, tools: Tools) -> list[ToolResult]:
+        if (saved := self._replay.taken(chat)) is None:
             return await call_tools(chat, tools)
+        again = await call_again(chat, saved.turn, tools)
+        if again.differs is not None:
+            self._replay.differs(chat, again.differs)
+        return again.results
+
+    def settle(self, chat: AgentProgress) -> None:
+        """Save the conversation's last turn, once: nothing more is added to the turn."""
+        if chat.number in self._unsettled:
+            self._unsettled.discard(chat.number)
+            self._replay.settle(chat)
+            if self._saver is not None:
+                self._saver.goes_on(chat, self._spent())
+
+    async def _give_saved(self, chat: AgentProgress) -> bool:
+        """Give the conversation its saved turn, if it asks for it. Raises ResumeFailed."""
+        if self._replay.over:
+            return False
+        prompt = await prompt_ids_of(chat.conversation, None)
+        saved = self._replay.take(chat, prompt, alone=len(self._active) == 1)
+        if saved is None:
+            if self._replay.over:
+                await self._begin_new_turns()
+            return False
+        add_saved(chat, saved)
+        timings = {**saved.turn.timings, "tools": 0.0}
+        chat.turns.append(evolve(saved.turn, tool_results=[], failed_calls=None, timings=timings))
+        return True
+
+    async def _begin_new_turns(self) -> None:
+        """Report where this run goes on, once. RUN's budget goes on where the given turns have ended: playing them again uses
+        none of it."""
+        limit, now = self._policy.failover.limit, asyncio.get_running_loop().time()
+        if self._report is not None and limit is not None and not limit.expired():
+            limit.reschedule(now + max(0.0, self._budget - self._replay.seconds))
+        await self._report_replay()
+
+    async def _report_replay(self) -> None:
+        if (report := self._report) is not None:
+            self._report = None
+            failpoint("after-replay")
+            await report(self._replay.replay, self._replay.stored)
+
+    def _spent(self) -> float:
+        """Return the seconds of the budget so far, with those of earlier leases."""
+        ends = self._policy.failover.limit.when() if self._policy.failover.limit is not None else None
+        if self._report is not None or ends is None:
+            return self._replay.seconds
+        return self._budget - (ends - asyncio.get_running_loop().time())
+
+    async def _stand_if_leaving(self) -> None:
+        """Wait for the cancellation if the rollout leaves its node, because the next turn may not end here in time."""
+        if self._end_of_allocation is not None and self._saver is not None and not self._saver.stopped:
+            spent = [sum(turn.timings.values()) for chat in self._chats for turn in chat.turns]
+            if spent and self._end_of_allocation.is_near(LEAST_TURNS_LEFT * max(spent)):
+                self._leaving = self._leaving or AllocationEnds(self._end_of_allocation.reason)
+        if self._leaving is not None:
+            self._standing += 1
+            self._pause_if_all_stand()
+            await _cancelled()
+
+    def _pause_if_all_stand(self) -> None:
+        if self._leaving is not None and self._standing == len(self._active):
+            self._paused.set()
+            if not self._suspended:
+                self._end(self._leaving)
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
@@ -110,11 +229,15 @@ class OwnLoopRun:
             if self._over.done():
                 await _cancelled()
             yield
+            if self._replay.over and not self._replay.is_open:
+                await self._begin_new_turns()
         except RollyardError as error:
             self._end(error)
             await _cancelled()
         finally:
             self._active.discard(task)
+            if self._active and not self._over.done():
+                self._pause_if_all_stand()
 
     async def _limit(self, why: str) -> NoReturn:
         self._cut_short = self._cut_short or why
@@ -157,9 +280,33 @@ class OwnLoopRun:
             cut_short=self._cut_short,
         )
 
+    def save_with(self, saver: TurnSaver, end: AllocationEnd) -> None:
+        """Save the turns from now on. The loop ends with AllocationEnds before `end`."""
+        saver.begin(Tools(self._parts.offered, self._parts.sandbox, 0.0), held=self._report is not None)
+        self._saver, self._end_of_allocation = saver, end
+
+    def play_again(self, saved: Sequence[SavedTurn], report: Callable[[Replay, int], Awaitable[None]]) -> None:
+        """Give the saved turns of an earlier lease to the loop, as long as it asks for them. `report` is called once, when all
+        are given or dropped, with the number of turns that stay on the server as they are."""
+        spec = self._parts.sandbox.spec
+        self._replay = LoopReplay(saved, spec.host_network or bool(spec.allowed_hosts))
+        self._report = report
+
+    async def suspend(self, grace: float) -> None:
+        """Stop the work at the next turn, and wait until the server has the turns. `grace`: as of `LoopRun.suspend`."""
+        if self._saver is None:
+            return
+        self._leaving, self._suspended = self._leaving or AllocationEnds(""), True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._paused.wait()
+        if not self._ended:
+            await self._saver.flush()
+
     async def run(self, budget: float, turn_ended: Callable[[int], Awaitable[None]]) -> AgentResult:
-        """Run the loop to its end, or for `budget` seconds. Raises the fault of a call, and as `GuardedHandler.agent_loop`."""
-        self._turn_ended = turn_ended
+        """Run the loop to its end, or for `budget` seconds, in which the turns of earlier leases count. Raises the fault of a
+        call, StageTimeout if playing saved turns again takes longer, and as `GuardedHandler.agent_loop`."""
+        self._turn_ended, self._budget = turn_ended, budget
         loop = asyncio.create_task(self._loop())
         try:
             async with asyncio.timeout(budget) as self._policy.failover.limit:
@@ -167,15 +314,23 @@ class OwnLoopRun:
                     await asyncio.wait({loop, self._over}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self._end(None)
+                    self._ended = True
+                    self._paused.set()
                     await self._stop(loop)
         except TimeoutError:
+            if self._report is not None and len(self._order) == self._replay.replay.kept:
+                raise StageTimeout(f"playing saved turns again took more than {budget:g} s") from None
             self._overdue, self._cut_short = True, self._cut_short or budget_ended(budget)
         raised = _raised(loop)
         error = self._fault or (raised if self._cut_short is None else None)
+        if isinstance(error, AllocationEnds) and self._saver is not None:
+            await self._saver.flush()
         if isinstance(error, RoleBudgetUsed):
             self._cut_short = str(error)
         elif error is not None:
             raise error
+        self._replay.end("the loop ended before it")
+        await self._report_replay()
         return await self.result()
 
     async def _loop(self) -> None:
@@ -213,9 +368,7 @@ class OwnConversation:
             raise TaskError(f"sample(max_tokens={max_tokens}): give at least 1")
         with self._one_at_a_time():
             turn = await self._run.sample(self._chat, max_tokens)
-        parsed = self._chat.conversation.last.parsed
-        cut = turn.finish_reason == "length"  # then calls are not run
-        self._answered = cut or (not parsed.calls and parsed.error is None)
+        self._answered = not has_calls(self._chat)
         return turn
 
     async def call_tools(self) -> list[ToolResult]:
@@ -229,6 +382,7 @@ class OwnConversation:
         if not are_messages(messages):
             raise TaskError(f"add() takes messages, as {MESSAGES} has them")
         with self._one_at_a_time():
+            self._run.settle(self._chat)
             self._chat.conversation.add_messages(messages)
             self._answered = True
 
@@ -241,6 +395,12 @@ class OwnConversation:
             yield
         finally:
             self._in_call = False
+
+
+def has_calls(chat: AgentProgress) -> bool:
+    """Whether the last turn has calls to run. Those of a turn that was cut off are not run."""
+    parsed = chat.conversation.last.parsed
+    return chat.turns[-1].finish_reason != "length" and (bool(parsed.calls) or parsed.error is not None)
 
 
 def _raised(loop: asyncio.Task[None]) -> BaseException | None:

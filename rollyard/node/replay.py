@@ -22,10 +22,12 @@ from rollyard.node.agent_loop import (
     failed_calls,
     prompt_ids_of,
     result_texts,
+    results_of,
 )
 from rollyard.node.same_result import same
 from rollyard.node.snapshot_cost import loses_state, not_repeatable
 from rollyard.node.tool_execution import Tools
+from rollyard.tasks.own_tools import ToolResult
 from rollyard.trajectory import SavedTurn, Turn
 from rollyard.trajectory.saved_turn import prompt_digest
 
@@ -65,19 +67,21 @@ async def play_again(
         again = number > begun_with
         if again and (why := _not_repeatable(one.turn, has_network, lost)) is not None:
             return Replay(number - 1, replayed, f"turn {number}: {why}")
-        if not await _add_sampled(run, one):
+        if not fits(run, one, await prompt_ids_of(run.conversation, None)):
             why = f"turn {number}: its prompt would have other tokens now"
             if not again:
                 raise ResumeFailed(f"{why}, and the snapshot has files of later turns")
             return Replay(number - 1, replayed, why)
+        add_saved(run, one)
+        run.turns.append(one.turn)
         if again:
             replayed += 1
-            if (why := await _run_calls(run, one.turn, tools)) is not None:
+            if (why := (await call_again(run, one.turn, tools)).differs) is not None:
                 if one.turn.observation is not None:
                     raise ResumeFailed(f"turn {number}: {why}, and the environment has replied to the one before")
                 return Replay(number, replayed, f"turn {number}: {why}", changed=True)
-        run.turns.append(one.turn)
-        append_results(run, _recorded(run, one.turn))
+        else:
+            append_results(run, _recorded(run, one.turn))
         if one.turn.observation is not None:
             run.conversation.add_reply(one.reply_role, one.turn.observation)
         if again:
@@ -92,38 +96,52 @@ def _not_repeatable(turn: Turn, has_network: bool, lost: Set[str]) -> str | None
     return not_repeatable(turn, has_network)
 
 
-async def _add_sampled(run: AgentProgress, saved: SavedTurn) -> bool:
-    """Add the sampled ids, unless the prompt has other ids than before. Raises ResumeFailed if the calls are read in another
-    way."""
-    turn, conversation = saved.turn, run.conversation
-    prompt = await prompt_ids_of(conversation, None)
-    before = run.turns[-1] if run.turns else None
+def fits(run: AgentProgress, saved: SavedTurn, prompt: Sequence[int]) -> bool:
+    """Whether the turn was sampled after this prompt, which is the next one. The turns before it are the same."""
+    turn, before = saved.turn, run.turns[-1] if run.turns else None
     same_segment = before is not None and before.segment == turn.segment
     begun = before.prompt_length + before.response_length if before is not None and same_segment else 0
-    if len(prompt) != turn.prompt_length or prompt_digest(prompt[begun:]) != saved.prompt_digest:
-        return False
+    return len(prompt) == turn.prompt_length and prompt_digest(prompt[begun:]) == saved.prompt_digest
+
+
+def add_saved(run: AgentProgress, saved: SavedTurn) -> None:
+    """Add the sampled ids to the conversation. Raises ResumeFailed if the calls are read in another way."""
+    turn, conversation = saved.turn, run.conversation
     conversation.add_sampled(saved.token_ids, saved.logprobs, saved.weights_versions, turn.finish_reason)
     parsed = conversation.last.parsed
-    if calls_of(parsed) != turn.tool_calls or len(turn.tool_results) not in (len(parsed.calls), len(parsed.calls) + 1):
+    results = len(turn.tool_results)
+    if calls_of(parsed) != turn.tool_calls or results not in (0, len(parsed.calls), len(parsed.calls) + 1):
         raise ResumeFailed(f"turn {len(run.turns) + 1}: its tool calls are read in another way now")
     run.unread += parsed.error is not None
-    return True
+
+
+@dataclass(frozen=True, slots=True)
+class CalledAgain:
+    results: list[ToolResult]
+    """Results that the model reads."""
+    differs: str | None
+    """Difference from the first time; None if there is none. Then the texts are those of the first time."""
+
+
+async def call_again(run: AgentProgress, turn: Turn, tools: Tools) -> CalledAgain:
+    """Run the calls of the last turn again, and append their results. `turn`: how it was the first time. If a result is another
+    one, the last turn gets the new results."""
+    parsed = run.conversation.last.parsed
+    done = [await tools.call(call.name, call.arguments) for call in parsed.calls]
+    texts = result_texts(run, parsed, [result.text for result in done])
+    differs = next(
+        (n for n, pair in enumerate(zip(turn.tool_results, texts.all, strict=False)) if not same(*pair)), None
+    )
+    why = None
+    if differs is None and len(turn.tool_results) == len(texts.all):
+        texts, run.turns[-1] = _recorded(run, turn), turn
+    else:
+        why = f"call {(differs or 0) + 1} had another result"
+        run.turns[-1] = evolve(turn, tool_results=texts.all, failed_calls=failed_calls(done, texts))
+    append_results(run, texts)
+    return CalledAgain(results_of(texts, done), why)
 
 
 def _recorded(run: AgentProgress, turn: Turn) -> ResultTexts:
     count = len(run.conversation.last.parsed.calls)
     return ResultTexts(turn.tool_results[:count], turn.tool_results[count] if len(turn.tool_results) > count else None)
-
-
-async def _run_calls(run: AgentProgress, turn: Turn, tools: Tools) -> str | None:
-    """Run the calls of the last turn again. If a result is another than before, add the turn with the new results to the
-    conversation, and return what differs."""
-    parsed = run.conversation.last.parsed
-    done = [await tools.call(call.name, call.arguments) for call in parsed.calls]
-    new = result_texts(run, parsed, [result.text for result in done])
-    differs = next((n for n, pair in enumerate(zip(turn.tool_results, new.all, strict=False)) if not same(*pair)), None)
-    if differs is None and len(turn.tool_results) == len(new.all):
-        return None
-    append_results(run, new)
-    run.turns.append(evolve(turn, tool_results=new.all, failed_calls=failed_calls(done, new)))
-    return f"call {(differs or 0) + 1} had another result"

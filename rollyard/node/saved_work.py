@@ -57,13 +57,13 @@ class SavedWork:
         )
 
 
-def why_never(lease: Lease, *, has_loop: bool, forgets: bool = False) -> str | None:
-    """Return why a rollout does not go on after a lost lease; None if it may. `has_loop`: the task kind has an agent loop of
-    its own. `forgets`: the task has an environment that cannot save its state."""
+def why_never(lease: Lease, *, differs: bool, forgets: bool = False) -> str | None:
+    """Return why a rollout does not go on after a lost lease; None if it may. `differs`: the task kind has an agent loop of
+    its own that cannot be repeated. `forgets`: the task has an environment that cannot save its state."""
     if not lease.resume:
         return "`resume` is never in its pool or its request"
     if lease.agent.type != "loop":
         return "a command keeps its state in its own processes"
-    if has_loop:
-        return "the task kind's own agent loop keeps its state in the node agent"
+    if differs:
+        return "the task kind says that its agent loop cannot be repeated"
     return "the task's environment cannot save its state: it has no `state` and `restore`" if forgets else None

@@ -44,21 +44,28 @@ class TurnSaver:
         """Why no further turns are saved; empty while they are."""
         self._untold = ""
         """Sentence that the server does not have yet, for people."""
+        self._held = False
+        """Whether saved turns are played again, so that nobody knows yet which of them stay."""
         self._changed = Waker()
         self._all_stored = asyncio.Event()
         self._all_stored.set()
         self._task = asyncio.create_task(self._upload_all())
 
-    def begin(self, tools: Tools) -> None:
-        """Save the turns from now on."""
-        self._tools, self.stopped = tools, ""
+    def begin(self, tools: Tools, *, held: bool = False) -> None:
+        """Save the turns from now on. `held`: upload none before `resume`."""
+        self._tools, self.stopped, self._held = tools, "", held
 
-    def resume(self, resumption: Resumption, changed: AgentProgress | None = None, spent: float = 0.0) -> None:
-        """Report where the lease went on. `changed`: the work so far, if its last turn is another than the saved one.
-        `spent`: as of `goes_on`."""
-        self.stored, self._resumed = resumption.turn - (changed is not None), resumption
-        if changed is not None:
-            self._waiting.append(packed(changed, spent))
+    def resume(self, resumption: Resumption, stored: int) -> None:
+        """Report where the lease went on. `stored`: number of turns that stay on the server as they are. If turns were held,
+        these are the first ones."""
+        self.stored, self._resumed, self._held = stored, resumption, False
+        del self._waiting[:stored]
+        self._wake()
+
+    def replace_last(self, run: AgentProgress, spent: float) -> None:
+        """Save the last turn in place of the stored one, which had other results. `spent`: as of `goes_on`."""
+        self.stored -= 1
+        self._waiting.append(packed(run, spent))
         self._wake()
 
     def stop(self, why: str) -> None:
@@ -94,7 +101,7 @@ class TurnSaver:
     async def _upload_all(self) -> None:
         while True:
             await self._changed.pause(3600.0)
-            while self._waiting or self._resumed is not None or self._untold:
+            while not self._held and (self._waiting or self._resumed is not None or self._untold):
                 await self._upload()
             self._all_stored.set()
             await asyncio.sleep(PAUSE_SECONDS)
@@ -144,6 +151,8 @@ def packed(run: AgentProgress, spent: float = 0.0) -> bytes:
         run_seconds=spent,
         reply_role=run.reply_role,
         environment=run.environment,
+        conversation=run.number,
+        max_tokens=run.max_tokens,
         role_calls=list(run.role_calls),
     )
     return _COMPRESSOR.compress(saved.model_dump_json().encode())

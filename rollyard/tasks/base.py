@@ -204,7 +204,8 @@ class Handler(Protocol):
 
     - `async close(self) -> None`
     - `async agent_loop(self, task: Task, sandbox: Sandbox, agent: LoopAgent) -> None`, in place of `environment` and of the
-      built-in loop. Drives the conversations itself. The rollout is Completed when it returns.
+      built-in loop. Drives the conversations itself. The rollout is Completed when it returns. When a node is lost, it runs
+      again from its start and gets the saved turns, unless the class has `repeatable_loop = False`.
     - `async environment(self, task: Task, sandbox: Sandbox) -> Environment | None`. With an environment, `prompt` may
       return an empty list, and `evaluate` may return None for the sum of the turns' rewards. A method with a third parameter
       gets the models by role: `environment(self, task, sandbox, models: RoleModels)`.

@@ -288,13 +288,19 @@ class GuardedHandler(_Guarded):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether rollouts of this kind can go on elsewhere: nothing of the handler keeps a state in the node agent."""
-        return not self.has_loop and self._make_environment is None
+        """Whether rollouts of this kind can go on elsewhere: nothing of the handler keeps a state in the node agent that is not
+        made again."""
+        return not self.loop_differs and self._make_environment is None
 
     @property
     def has_loop(self) -> bool:
         """Whether the handler has an agent loop of its own."""
         return self._agent_loop is not None
+
+    @property
+    def loop_differs(self) -> bool:
+        """Whether the handler has a loop of its own that asks for other turns if it runs again."""
+        return self.has_loop and not getattr(self._handler, "repeatable_loop", True)
 
     async def agent_loop(self, task: Task, sandbox: Sandbox, agent: LoopAgent) -> None:
         """Run the handler's own agent loop, if it has one."""

@@ -13,7 +13,7 @@ from rollyard.trajectory.turn import Turn
 
 
 class SavedTurn(WireModel):
-    """A turn of the built-in loop after which the conversation went on, as it was sampled."""
+    """A turn after which its conversation went on, as it was sampled."""
 
     turn: Turn
     token_ids: list[int]
@@ -28,6 +28,10 @@ class SavedTurn(WireModel):
     """Role of the message with the environment's reply."""
     environment: str | None = None
     """State of the task's environment after the turn, as the environment has saved it. Null: there is no environment."""
+    conversation: int = 0
+    """Number of the conversation, from 0 on, in the order in which a task kind's own loop began them."""
+    max_tokens: int | None = None
+    """Greatest length of the turn that a task kind's own loop asked for."""
     role_calls: list[RoleCall] = []
     """Calls of models by role that the environment made since the turn before."""
 

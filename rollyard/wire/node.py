@@ -149,7 +149,8 @@ class Hello(WireMessage):
     failed_kinds: dict[str, str] = {}
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
     resumable_kinds: list[str] = []
-    """Task kinds whose rollouts can go on elsewhere: their handlers have no agent loop and no environment."""
+    """Task kinds whose rollouts can go on elsewhere: their handlers have no environment, and no agent loop that cannot be
+    repeated."""
     ready_images: list[str] = []
     """Names, in normal form, of the images of registries that are complete on the node."""
 

@@ -28,6 +28,7 @@ from rollyard.kinds.task import Task
 from rollyard.node.turn_saver import unpacked
 from rollyard.trajectory import SavedTurn, Trajectory
 from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files_in, stem_task
+from tests.support.looped_tasks import ENTRY_POINTS
 from tests.support.scripted_agent import call
 from tests.support.scripted_engine import SAMPLED, scripted_pool
 from tests.support.shown import page_tab
@@ -59,6 +60,8 @@ PLAYED = [
     for text in (f"I play NONCE-{n}", call("bash", command=f"true && printf %s -NONCE {'>>' if n else '>'} f0"))
 ] + ["I play NONCE-4"]
 """Turns of a game, and calls between them."""
+LOOPED = ("repeated-1", "restless-1")
+"""Rollouts of a task kind with an agent loop of its own."""
 QUICK_POINTS = ("before-turns-commit", "after-snapshot", "after-restore")
 POINTS = [
     pytest.param(point, marks=[] if point in QUICK_POINTS else pytest.mark.long)
@@ -71,6 +74,8 @@ NAMES = {
     "shown-1": file_turns(TURNS, 5, "sleep 2"),
     "played-1": PLAYED,
     "forgetful-1": PLAYED,
+    **{f"planner-{name}": ["Write files.", "Well done."] for name in LOOPED},
+    **{f"worker-{name}": file_turns(TURNS, seed, SLOW) for seed, name in enumerate(LOOPED)},
 } | {
     name: file_turns(TURNS, seed, SLOW)
     for seed, name in enumerate(
@@ -89,7 +94,14 @@ NAMES = {
 async def resuming(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     yard = Yard(tmp_path_factory.mktemp("yard"))
     (yard.folder / "crash").mkdir()
-    yard.env |= {"PYTHONPATH": str(ROOT), VARIABLE: str(yard.folder / "crash")}  # for the environments' modules
+    for name, text in ENTRY_POINTS.items():
+        path = yard.folder / "plugin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    yard.env |= {
+        "PYTHONPATH": f"{ROOT}:{yard.folder}/plugin",
+        VARIABLE: str(yard.folder / "crash"),
+    }  # for the environments' modules
     policy = scripted_pool(yard.folder, MODEL, NAMES)
     try:
         yard.start()
@@ -268,6 +280,48 @@ async def test_an_environment_goes_on_where_it_was_if_it_can_save_itself(
     assert len(steps) == 5
     await check_files(client, played)
     assert {(one.turn, one.why) for one in forgetful.resumptions} == {(0, FORGETS)}
+
+
+async def test_a_loop_of_its_own_gets_its_turns_as_long_as_it_asks_for_them(
+    resuming: tuple[Yard, AsyncClient],
+) -> None:
+    yard, client = resuming
+    asked = [
+        request(name).model_copy(
+            update={"task": Task.model_validate({"kind": "looped", "name": name, "restless": name == "restless-1"})}
+        )
+        for name in LOOPED
+    ]
+    ids = await client.submit(asked)
+
+    async def some_saved() -> list[int]:
+        counts = [len(await asyncio.to_thread(saved_turns, yard, id)) for id in ids]
+        return counts if min(counts) >= 4 else []
+
+    await yard.until(some_saved)
+    for holding in {await holder(client, id) for id in ids}:
+        for pid in yard.processes("node-agent", holding):
+            kill(pid)
+    before = {id: saved_turns(yard, id) for id in ids}
+    ended = await yard.gather(client, ids)
+    for one in ended:
+        saved, resumption = before[one.id], next(found for found in one.resumptions if found.turn)
+        assert (one.reward, one.error, len(one.turns)) == (1.0, None, TURNS + 2)
+        kept = len(saved) if one.id == "repeated-1" else 2
+        assert (resumption.turn, resumption.replayed, resumption.dropped) == (kept, kept, len(saved) - kept)
+        assert resumption.why == (None if one.id == "repeated-1" else "turn 3: the loop asks with another prompt")
+        for was, turn in zip(saved[:kept], one.turns, strict=False):
+            assert was.turn.model_copy(update={"segment": was.conversation}) == turn
+            segment, begins = one.segments[turn.segment], turn.prompt_length
+            assert segment.token_ids[begins : begins + turn.response_length] == was.token_ids
+            assert segment.logprobs[begins : begins + turn.response_length] == was.logprobs
+            assert segment.weights_version[begins : begins + turn.response_length] == was.weights_versions
+        asked_again = sampled(yard, f"planner-{one.id}") + sampled(yard, f"worker-{one.id}") - (TURNS + 2)
+        assert asked_again >= resumption.dropped
+        assert asked_again <= resumption.dropped + 2 or len(one.resumptions) > 1, "only what was under way"
+        await check_files(client, one)
+        told = [str(x.message) for x in (await client.rollout_history(one.id)).entries if x.event == "Resumed"]
+        assert any(line.endswith(resumption.sentence) for line in told)
 
 
 async def killed_at(yard: Yard, client: AsyncClient, point: str, name: str) -> str:

@@ -150,7 +150,7 @@ class Stored(Full):
 @pytest.mark.parametrize(("resume", "why"), [(False, "`resume` is never"), (True, "the saved turns cannot be read: ")])
 async def test_a_rollout_that_begins_again_gets_no_files_of_a_turn(resume: bool, why: str) -> None:
     """A pool may have been changed to `resume: never` meanwhile."""
-    run, handler = work(LeaseRun, Stored()), cast(GuardedHandler, SimpleNamespace(has_loop=False))
+    run, handler = work(LeaseRun, Stored()), cast(GuardedHandler, SimpleNamespace(has_loop=False, loop_differs=False))
     run._lease = run._lease.model_copy(update={"saved_turns": 1, "resume": resume})
     saved = await run._saved_work(handler)
     assert (saved.turns, saved.snapshot, saved.count) == ((), None, 1)
