@@ -291,19 +291,19 @@ async def _read(form: str, kubeconfig: Path, after: int, n: int) -> None:
         columns = form == "columns"
         stream = client.stream_columns(pool="null", after=after) if columns else _json_stream(client, "null", after)
         async with aclosing(stream):
-            async for _ in stream:
-                n -= 1
-                if not n:
+            async for _, found in stream:
+                n -= len(found)
+                if n <= 0:
                     break
         print("done", flush=True)
 
 
-async def _json_stream(client: AsyncClient, pool: str, after: int) -> AsyncGenerator[tuple[int, Trajectory]]:
+async def _json_stream(client: AsyncClient, pool: str, after: int) -> AsyncGenerator[tuple[int, list[Trajectory]]]:
     query = {"pool": pool, "after": str(after), "trajectories": "1"}
     async with client._http.stream("/v1/rollouts/stream", query) as answer:
         async for line in lines(answer):
             if line.startswith(b"data: "):
-                yield 0, Trajectory.model_validate_json(line[6:])
+                yield 0, [Trajectory.model_validate_json(line[6:])]
 
 
 def _decoding(outcome: Outcome, read: Callable[[bytes], object]) -> tuple[float, float]:

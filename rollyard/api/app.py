@@ -11,6 +11,7 @@ from rollyard.api import (
     auth,
     batches,
     changes,
+    costly_answers,
     datasets,
     discovery,
     drains,
@@ -60,13 +61,13 @@ FAMILIES = (
 WITH_STATE = (
     listener,
     long_responses,
+    costly_answers,
     objects,
     snapshots,
     submit_body,
     attach,
     datasets,
     evaluations,
-    rollout_profile,
     weights_transfer,
 )
 """Modules that keep something in the application."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from rollyard.api import request_bodies
+from rollyard.api.costly_answers import costly
 from rollyard.api.error_status import validated
 from rollyard.api.evaluation_answers import EvaluationAnswers
 from rollyard.api.query_parameters import accepts, integer, namespace_of, number
@@ -57,6 +58,7 @@ async def _create(request: web.Request) -> web.Response:
 
 
 @accepts("namespace", "limit")
+@costly
 async def _list(request: web.Request) -> web.Response:
     """List evaluations, newest first."""
     services, namespace = request.app[SERVICES], namespace_of(request)
@@ -66,6 +68,7 @@ async def _list(request: web.Request) -> web.Response:
 
 
 @accepts("namespace", "solved_at", "by")
+@costly
 async def _get(request: web.Request) -> web.Response:
     """Read an evaluation with its statistics. `solved_at`: least reward of a solved task. `by`: `kind`, or a name of the tasks'
     metadata, whose values have statistics of their own."""
@@ -80,6 +83,7 @@ async def _get(request: web.Request) -> web.Response:
 
 
 @accepts("namespace")
+@costly
 async def _tasks(request: web.Request) -> web.Response:
     """Read an evaluation's results, task by task."""
     services, key = request.app[SERVICES], _key(request)
@@ -93,6 +97,7 @@ async def _tasks(request: web.Request) -> web.Response:
 
 
 @accepts("namespace", "with", "solved_at")
+@costly
 async def _comparison(request: web.Request) -> web.Response:
     """Compare an evaluation with another one, task by task. `with`: name of the other one."""
     services, other = request.app[SERVICES], request.query.get("with")

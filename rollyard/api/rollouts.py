@@ -8,14 +8,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
+from pydantic_core import to_json
 
+from rollyard.api.costly_answers import costly, turn
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, seconds
 from rollyard.api.queue_view import queue_view
 from rollyard.api.rollout_conditions import SEARCHED, conditions
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
-from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
+from rollyard.api.trajectories import (
+    columns_response,
+    portions,
+    read_trajectory,
+    trajectories_file,
+    trajectory_texts,
+    wants_columns,
+)
 from rollyard.core.errors import BadRequest, Expired, NotFound
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
@@ -24,13 +33,15 @@ from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
 from rollyard.store.base import RolloutFilter, RolloutRecord
 from rollyard.store.rollout_search import GROUPED, METADATA
-from rollyard.trajectory.artifact import to_json, unpack
+from rollyard.trajectory import artifact
 from rollyard.trajectory.columns import CONTENT_TYPE, encode
 from rollyard.trajectory.frames import framed
 
 MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 DEFAULT_LIMIT, MAX_LIMIT = 500, 5000
+FEW = 100
+"""Rollouts of a list that waits for no turn."""
 DEFAULT_ROWS = 50
 """Rows of a summary."""
 
@@ -76,26 +87,34 @@ async def _list(request: web.Request) -> web.Response:
     """List rollouts without their trajectories: in order of arrival, or sorted (`sort=tokens`, `sort=-tokens`). A sorted list
     has no next page. `total=true`: also the number of all that match."""
     services = request.app[SERVICES]
-    limit = min(integer(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
+    limit, total = min(integer(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT), flag(request, "total")
     filter = conditions(request, limit)
+    if not (filter.is_costly or total or limit > FEW):
+        return await _listed(services, filter)
+    async with turn(request):
+        return await _listed(services, filter, await services.store.rollouts.count(filter) if total else None)
+
+
+async def _listed(services: Services, filter: RolloutFilter, total: int | None = None) -> web.Response:
     records = await services.rollouts.find(filter)
     is_sorted = filter.search is not None and filter.search.sort is not None
-    following = records[-1].seq if len(records) == limit and not is_sorted else None
+    following = records[-1].seq if len(records) == filter.limit and not is_sorted else None
     found: dict[str, Any] = {"rollouts": await _queued_views(services, records), "next": following}
-    if flag(request, "total"):
-        found["total"] = await services.store.rollouts.count(filter)
+    if total is not None:
+        found["total"] = total
     return await _json_response(found)
 
 
 @accepts(*SEARCHED, "by", "limit")
+@costly
 async def _summary(request: web.Request) -> web.Response:
     """Sum up ended rollouts by a field: reason, kind, pool, status, mode, group, task, or `metadata.NAME`."""
     by, limit = request.query.get("by", "reason"), min(integer(request, "limit", DEFAULT_ROWS, least=1), MAX_LIMIT)
     if by not in GROUPED and not (by.startswith(METADATA) and len(by) > len(METADATA)):
         raise BadRequest(f"by must be one of {', '.join(GROUPED)}, or metadata.NAME, not {by[:40]!r}")
     rows = await request.app[SERVICES].store.rollouts.summarize(conditions(request, limit), by, limit)
-    found = RolloutSummary(by=by, rows=rows)
-    return web.json_response(found.model_dump(mode="json"))
+    text = await asyncio.to_thread(RolloutSummary(by=by, rows=rows).model_dump_json)
+    return web.Response(text=text, content_type="application/json")
 
 
 @accepts("namespace", "wait")
@@ -114,10 +133,10 @@ async def _get(request: web.Request) -> web.Response:
         rollout["kept"] = view.model_dump(mode="json")
     if wants_columns(request):
         return await columns_response(services, [record] if record.status.terminal else [], {"rollout": rollout})
-    body = {"rollout": rollout, "trajectory": None}
-    if record.status.terminal:
-        body["trajectory"] = await read_trajectory(services, record)
-    return await _json_response(body)
+    if not record.status.terminal:
+        return await _json_response({"rollout": rollout, "trajectory": None})
+    async with turn(request):
+        return await _json_response({"rollout": rollout, "trajectory": await read_trajectory(services, record)})
 
 
 @accepts("namespace")
@@ -140,13 +159,15 @@ async def _artifact(request: web.Request) -> web.Response:
     if record.artifact is None:
         raise NotFound(f"rollout {record.id!r} has no artifact: it has not come to the end of RUN")
     return await _json_response(
-        await services.store.packs.use([record.artifact], lambda blobs: to_json(unpack(decompress(blobs[0]))))
+        await services.store.packs.use(
+            [record.artifact], lambda blobs: artifact.to_json(artifact.unpack(decompress(blobs[0])))
+        )
     )
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:
     """Return a JSON response, written in a thread: a hundred thousand tokens would block the event loop."""
-    return web.Response(text=await asyncio.to_thread(json.dumps, body), content_type="application/json")
+    return web.Response(body=await asyncio.to_thread(to_json, body), content_type="application/json")
 
 
 @accepts("namespace")
@@ -189,8 +210,8 @@ async def _counts(request: web.Request) -> web.Response:
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Send ended rollouts, each as a server-sent event, beginning after the cursor in `after` or Last-Event-ID.
 
-    In the format of columns, each rollout is a file, preceded by the file's length. `present=true`: end the answer when it has
-    all rollouts that have ended, with an event `end`, or a file without samples.
+    In the format of columns, the rollouts that are there are files of one or more, each preceded by its length. `present=true`:
+    end the answer when it has all rollouts that have ended, with an event `end`, or a file without samples.
     """
     services, query = request.app[SERVICES], request.query
     after = integer(request, "after", 0)
@@ -210,18 +231,26 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     await response.write(framed(b"") if columns else b": rollouts\n\n")
     scope = (namespace_of(request), query.get("group"), query.get("pool"))
     found = services.rollouts.ends.stream(after, *scope, KEEP_ALIVE_SECONDS, only_present=present)
-    async for record in found:
-        if record is None:
+    async for records in found:
+        for some in portions(records):
+            if columns:
+                about = {"cursors": [record.cursor for record in some]}
+                await response.write(framed(await trajectories_file(services, some, about)))
+            else:
+                texts = await (trajectory_texts if trajectories else _view_texts)(services, some)
+                events = (
+                    f"id: {r.cursor}\nevent: rollout\ndata: {text}\n\n" for r, text in zip(some, texts, strict=True)
+                )
+                await response.write("".join(events).encode())
+        if not records:
             await response.write(framed(b"") if columns else b": nothing yet\n\n")
-        elif columns:
-            await response.write(framed(await trajectories_file(services, [record], {"cursor": record.cursor})))
-        else:
-            data = await read_trajectory(services, record) if trajectories else _view(services, record)
-            text = await asyncio.to_thread(json.dumps, data)
-            await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {text}\n\n".encode())
     # An explicit end, so that a reader can tell it from a broken connection.
-    await response.write(framed(encode([], {"cursor": 0})) if columns else b"event: end\ndata: {}\n\n")
+    await response.write(framed(encode([], {"cursors": []})) if columns else b"event: end\ndata: {}\n\n")
     return response
+
+
+async def _view_texts(services: Services, records: Sequence[RolloutRecord]) -> list[str]:
+    return await asyncio.to_thread(lambda: [json.dumps(_view(services, record)) for record in records])
 
 
 async def _queued_views(services: Services, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from rollyard.api.costly_answers import costly
 from rollyard.api.query_parameters import accepts, namespace_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import distinct_tokens
@@ -21,6 +22,7 @@ def routes() -> list[web.RouteDef]:
 
 
 @accepts("namespace")
+@costly
 async def _tokens(request: web.Request) -> web.Response:
     """Read the text of each id that occurs in the trajectory. A token that is a part of a character has its bytes in
     hexadecimal form instead; one that the tokenizer does not know is left out."""

@@ -9,6 +9,7 @@ from statistics import median
 
 from aiohttp import web
 
+from rollyard.api.costly_answers import costly
 from rollyard.api.object_writes import BASE
 from rollyard.api.query_parameters import accepts, namespace_of, seconds
 from rollyard.api.services import SERVICES, Services
@@ -36,6 +37,7 @@ def routes() -> list[web.RouteDef]:
 
 
 @accepts("namespace", "since")
+@costly
 async def _nodes(request: web.Request) -> web.Response:
     """Read the nodes on which rollouts ended since a time (Unix seconds; default: an hour ago), the slowest INIT first."""
     services = request.app[SERVICES]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 from aiohttp.payload import BytesIOPayload
+from pydantic_core import to_json
 
 from rollyard.api.services import Services
 from rollyard.server.rollouts.results import decompress, trajectory
@@ -16,6 +17,9 @@ from rollyard.store.base import RolloutRecord
 from rollyard.trajectory.columns import CONTENT_TYPE, Columns, join
 
 T = TypeVar("T")
+PORTION_BYTES = 256 << 10
+"""Stored bytes of the trajectories that a stream sends in one piece, unless one alone is larger. A much larger piece would
+block the event loop while it is encrypted."""
 
 
 def wants_columns(request: web.Request) -> bool:
@@ -27,6 +31,24 @@ def wants_columns(request: web.Request) -> bool:
 async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
     """Return the trajectory of an ended rollout as JSON. Raises Unavailable if the stored result cannot be read."""
     return await _use_columns(services, [record], lambda columns: columns.documents()[0])
+
+
+async def trajectory_texts(services: Services, records: Sequence[RolloutRecord]) -> list[str]:
+    """Do the same as `read_trajectory` for several rollouts, and return JSON texts."""
+    return await _use_columns(services, records, lambda columns: [to_json(one).decode() for one in columns.documents()])
+
+
+def portions(records: Sequence[RolloutRecord]) -> Iterator[Sequence[RolloutRecord]]:
+    """Yield the ended rollouts in portions whose stored trajectories have at most PORTION_BYTES, or that are one rollout."""
+    first = size = 0
+    for i, record in enumerate(records):
+        own = record.result.length if record.result is not None else 0
+        if i > first and size + own > PORTION_BYTES:
+            yield records[first:i]
+            first, size = i, 0
+        size += own
+    if records:
+        yield records[first:]
 
 
 async def distinct_tokens(services: Services, record: RolloutRecord) -> list[int]:

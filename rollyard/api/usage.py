@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from rollyard.api.costly_answers import costly
 from rollyard.api.query_parameters import accepts, integer, seconds
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest
@@ -23,6 +24,7 @@ def routes() -> list[web.RouteDef]:
 
 
 @accepts("namespace", "since", "by")
+@costly
 async def _usage(request: web.Request) -> web.Response:
     """Read GPU-hours, CPU-hours, tokens and rollouts since a time (Unix seconds; default: a week ago)."""
     services, namespace, by = request.app[SERVICES], request.query.get("namespace"), request.query.get("by", "pool")
@@ -40,6 +42,7 @@ async def _usage(request: web.Request) -> web.Response:
 
 
 @accepts("namespace", "since", "limit")
+@costly
 async def _history(request: web.Request) -> web.Response:
     """List the allocations whose jobs ended at a time (Unix seconds; default: a week ago) or later, newest first."""
     services = request.app[SERVICES]

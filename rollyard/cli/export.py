@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -104,9 +106,11 @@ async def _matching(client: AsyncClient, namespace: str, asked: Mapping[str, Any
     stream = client.stream_columns(namespace, pool=asked["pool"], group=asked["group"], only_present=True)
     async with contextlib.aclosing(stream) as found:
         async for _, columns in found:
-            (sample,) = columns.samples
-            if sample["id"].startswith(prefix) and (not statuses or sample["status"] in statuses):
-                yield columns
+            wanted = [s["id"].startswith(prefix) and (not statuses or s["status"] in statuses) for s in columns.samples]
+            for is_wanted, numbers in itertools.groupby(range(len(wanted)), wanted.__getitem__):
+                if is_wanted:
+                    some = list(numbers)
+                    yield columns.part(some[0], some[-1] + 1)
 
 
 @export.command("batches")
@@ -215,7 +219,9 @@ async def _write(found: AsyncGenerator[Columns], form: str | None, output: str, 
     async with contextlib.aclosing(found):
         with _opened(form, output) as target:
             async for columns in found:
-                target.write(columns)
+                if limit is not None and count + len(columns) > limit:
+                    columns = columns.part(0, limit - count)
+                await asyncio.to_thread(target.write, columns)  # the next ones come in meanwhile
                 before, count = count, count + len(columns)
                 if before // EVERY < count // EVERY and sys.stderr.isatty():
                     say(f"{count} rollouts so far")

@@ -18,12 +18,12 @@ def read_rollout(data: bytes) -> tuple[RolloutView, Columns | None]:
     return RolloutView.model_validate(columns.about["rollout"], extra="ignore"), columns if len(columns) else None
 
 
-async def read_stream(answer: aiohttp.ClientResponse) -> AsyncGenerator[tuple[int, Columns | None]]:
-    """Yield (cursor, columns) of each rollout that ended. A keep-alive gives a pair whose columns are None."""
+async def read_stream(answer: aiohttp.ClientResponse) -> AsyncGenerator[Columns | None]:
+    """Yield rollouts that ended, one or more at a time. A keep-alive gives None."""
     while True:
         try:
             length = int.from_bytes(await answer.content.readexactly(LENGTH_BYTES), "little")
             columns = decode(await answer.content.readexactly(length)) if length else None
         except asyncio.IncompleteReadError:
             return
-        yield columns.about["cursor"] if columns is not None else 0, columns
+        yield columns

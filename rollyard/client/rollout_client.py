@@ -323,8 +323,11 @@ class RolloutClient(ApiClient):
         Never stop; reconnect after a broken connection.
         """
         async with aclosing(self.stream_columns(namespace, pool=pool, group=group, after=after)) as found:
-            async for cursor, columns in found:
-                yield cursor, await _trajectory(columns)
+            async for _, columns in found:
+                # in a thread, so that the trainer's event loop is not blocked
+                trajectories = await asyncio.to_thread(columns.trajectories)
+                for cursor, trajectory in zip(columns.about["cursors"], trajectories, strict=True):
+                    yield cursor, trajectory
 
     async def stream_columns(
         self,
@@ -335,8 +338,8 @@ class RolloutClient(ApiClient):
         after: int = 0,
         only_present: bool = False,
     ) -> AsyncGenerator[tuple[int, Columns]]:
-        """Do the same as `stream`, with each trajectory as arrays. `trajectory.columns.join` joins several trajectories.
-        `only_present`: stop after the last rollout that has ended."""
+        """Do the same as `stream`, with trajectories as arrays: one or more rollouts at a time, and the cursor of the last one.
+        `columns.about["cursors"]` has the cursor of each. `only_present`: stop after the last rollout that has ended."""
         from rollyard.client import rollout_answers
         from rollyard.trajectory.columns import CONTENT_TYPE
 
@@ -352,14 +355,14 @@ class RolloutClient(ApiClient):
                     ) as answer,
                     aclosing(rollout_answers.read_stream(answer)) as found,
                 ):
-                    async for cursor, columns in found:
+                    async for columns in found:
                         backoff.reset()
                         if columns is None:
                             continue
                         if not len(columns):
                             return  # the server's last file, which it sends only if it was asked for the present ones
-                        yield cursor, columns
-                        after = cursor
+                        after = columns.about["cursors"][-1]
+                        yield after, columns
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
                 pass
             await backoff.wait()

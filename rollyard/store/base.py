@@ -299,3 +299,10 @@ class RolloutFilter:
     limit: int = 500
     search: RolloutSearch | None = None
     """Further conditions. They need a namespace."""
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether the time of a list may grow with the number of stored rollouts. An index has the rollouts of a namespace, of
+        a pool and of a group, and those that have not ended."""
+        ended = self.group is None and any(status.terminal for status in self.status)
+        return self.search is not None or bool(self.metadata) or self.suspicious or ended

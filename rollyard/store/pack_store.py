@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+THREADS = 2
+"""Threads that read results. Many readers of large results delay each other, and nothing else."""
 COMPACT_BELOW = 0.5
 """A pack is compacted if less than this share of its bytes is needed: when its artifacts are deleted before its results,
 its results alone may be a third of it."""
@@ -41,6 +44,10 @@ class PackStore:
         self._readers = readers
         self._writer = writer
         self._clock = clock
+        self._threads = ThreadPoolExecutor(THREADS, "packs")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
     async def read(self, ref: BlobRef) -> bytes:
         """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged."""
@@ -50,7 +57,8 @@ class PackStore:
         """Read blobs as `read` does; return `use(blobs)`. Both run in one thread, because each further hop from
         thread to thread would take as long as the reading of a small blob."""
         # This does not run in a thread of `_readers`, because a large answer would keep a connection from other queries.
-        return await asyncio.to_thread(lambda: use([read_blob(self._folder, ref) for ref in refs]))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: use([read_blob(self._folder, ref) for ref in refs]))
 
     async def reclaim(self, kept_seconds: float) -> int:
         """Free the space of deleted results; return the number of bytes freed.

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.store import pruning
+from rollyard.store.base import RolloutFilter, RolloutRecord
 from rollyard.store.read_connections import Readers, ReadingStore, reading
 from rollyard.store.rollout_queries import RolloutQueries
 from rollyard.store.rollout_transaction import Transaction
@@ -31,12 +32,15 @@ class RolloutStore(ReadingStore[RolloutQueries]):
         """
         return await self._writer.call(lambda unit: change(Transaction(unit)))
 
+    async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
+        """Return records in order of arrival, or as the search sorts them."""
+        return await self.readers.call(lambda db: self.queries(db).list_rollouts(filter), costly=filter.is_costly)
+
     get = reading(RolloutQueries.get)
     snapshots = reading(RolloutQueries.snapshots)
     saved_turns = reading(RolloutQueries.saved_turns)
     all_resume_totals = reading(RolloutQueries.all_resume_totals)
     some_saved_turns = reading(RolloutQueries.some_saved_turns)
-    list_rollouts = reading(RolloutQueries.list_rollouts, costly=True)
     summarize = reading(RolloutQueries.summarize, costly=True)
     work = reading(RolloutQueries.work, costly=True)
     count = reading(RolloutQueries.count, costly=True)

@@ -85,6 +85,7 @@ class Store:
             return
         self._closed = True
         self._feed.close()
+        self.packs.close()
         await self._readers.close()
         await self._writer.close()
         self._lock.release()

@@ -44,11 +44,12 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
                 await store.objects.create(_pool(model_dir, spec))
             options = {"handler_cancellation": True, "auto_decompress": False, "shutdown_timeout": 5}
             options |= {"lingering_time": LINGER_SECONDS}
-            url = await stack.enter_async_context(serve_app(build(services), **options))
+            app = build(services)
+            url = await stack.enter_async_context(serve_app(app, **options))
             for part in (parts.sessions, parts.rebalancer):
                 stack.callback(asyncio.create_task(part.run()).cancel)
             admin = parts.signer.issue(Role.ADMIN, "admin")
-            api = Api(url, admin, parts, model_dir)
+            api = Api(url, admin, parts, model_dir, app)
             headers = {"Authorization": f"Bearer {admin}"}
             api.http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
             yield api

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rollyard.api import trajectories
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.client.server_link import ServerLink
@@ -120,17 +121,25 @@ async def test_a_rollout_without_a_result_is_a_sample_without_tokens(serving: Se
         assert (await client.wait("r")).error is not None
 
 
-async def test_the_stream_has_one_file_for_each_end(serving: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("portion_bytes", "files"), [(trajectories.PORTION_BYTES, [[2, 3, 4]]), (1, [[2], [3], [4]])])
+async def test_a_stream_has_each_end_once_with_its_cursor(
+    portion_bytes: int, files: list[list[int]], serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rollouts that have ended already come together, up to a size."""
+    monkeypatch.setattr(trajectories, "PORTION_BYTES", portion_bytes)
     async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
-        for id in ("a", "b", "c"):
+        for id in ("a", "b", "c", "d"):
             await uploads.result(await leased(api, id), evolve(RUN.outcome, reward=0.5))
-        found = {}
-        async for cursor, columns in client.stream_columns(group="g", after=1):
-            found[cursor] = columns
-            if len(found) == 2:
+        found = [pair async for pair in client.stream_columns(group="g", after=1, only_present=True)]
+        assert [columns.about["cursors"] for _, columns in found] == files
+        assert [cursor for cursor, _ in found] == [cursors[-1] for cursors in files]
+        assert [sample["id"] for sample in join([columns for _, columns in found]).samples] == ["b", "c", "d"]
+        cursors = []
+        async for cursor, _ in client.stream(group="g", after=2):
+            cursors.append(cursor)
+            if len(cursors) == 2:
                 break
-        assert list(found) == [2, 3]
-        assert [sample["id"] for sample in join(list(found.values())).samples] == ["b", "c"]
+        assert cursors == [3, 4]
         async with api.http.get(api.url + TRAJECTORIES) as answer:
             assert answer.content_type == "text/event-stream"
 

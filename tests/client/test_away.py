@@ -227,7 +227,7 @@ def a_pool(version: int) -> bytes:
 
 
 def an_end(cursor: int) -> bytes:
-    return framed(encode([Trajectory.model_validate(ENDED["trajectory"])], {"cursor": cursor}))
+    return framed(encode([Trajectory.model_validate(ENDED["trajectory"])], {"cursors": [cursor]}))
 
 
 LASTING: dict[str, tuple[Callable[[AsyncClient], Any], bytes, bytes, dict[str, str]]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import openai
+from aiohttp import web
 
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.pool import PoolKey
@@ -31,6 +32,7 @@ class Api:
     admin: str
     parts: Parts
     model: Path
+    app: web.Application
     http: aiohttp.ClientSession = field(init=False)
 
     def __post_init__(self) -> None:

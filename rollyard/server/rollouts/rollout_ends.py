@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.telemetry import REWARD, REWARDS, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_UNSCORED
@@ -12,6 +12,7 @@ from rollyard.kinds.rollout import CHECK, RolloutKey
 from rollyard.store.base import RolloutRecord
 from rollyard.store.rollout_store import RolloutStore
 
+MOST_AT_ONCE = 200
 REASONS = frozenset(row.reason for row in ENDINGS.values())
 
 
@@ -48,24 +49,23 @@ class RolloutEnds:
         idle_seconds: float,
         *,
         only_present: bool = False,
-    ) -> AsyncIterator[RolloutRecord | None]:
-        """Yield terminal records after this cursor, without checks: for ever, or, with `only_present`, until there is no
-        further one. Yield None whenever `idle_seconds` pass without a record."""
+    ) -> AsyncIterator[Sequence[RolloutRecord]]:
+        """Yield terminal records after this cursor, without checks, as many at a time as there are, up to MOST_AT_ONCE: for
+        ever, or, with `only_present`, until there is no further one. Yield none whenever `idle_seconds` pass without a
+        record."""
         loop = asyncio.get_running_loop()
         due = loop.time() + idle_seconds
         while True:
             ended = self._ended
-            rows = await self._store.finished(after, 200, namespace, group)
-            for record in rows:
-                assert record.cursor is not None
-                after = record.cursor
-                if record.mode != CHECK and pool in (None, record.pool):
-                    yield record
-                    due = loop.time() + idle_seconds
-            if loop.time() >= due:  # checked also after rows that yield nothing
-                yield None
+            rows = await self._store.finished(after, MOST_AT_ONCE, namespace, group)
+            found = [record for record in rows if record.mode != CHECK and pool in (None, record.pool)]
+            if found or loop.time() >= due:  # due also after rows that yield nothing
+                yield found
                 due = loop.time() + idle_seconds
-            if not rows:
+            if rows:
+                assert rows[-1].cursor is not None
+                after = rows[-1].cursor
+            else:
                 if only_present:
                     return
                 await wait_or_timeout(ended, due - loop.time())

@@ -1,0 +1,102 @@
+"""Turns for answers that cost much: searches and sums over many rollouts, statistics, whole trajectories as JSON.
+
+Two are made at a time. Callers take turns, so that one with many requests waits behind its own, and no other request waits for
+any of these. A caller is the holder of a token at an address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+
+from aiohttp import web
+
+from rollyard.api.auth import CLAIMS
+from rollyard.core.errors import Unavailable
+
+AT_ONCE = 2
+MOST_WAITING, MOST_WAITING_OF_CALLER = 1024, 128
+RETRY_SECONDS = 2
+
+
+class Turns:
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._free = at_once
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """Caller -> its requests that wait, in order. The first caller has waited the longest since its last turn."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def take(self, caller: str) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it within the block. Raises Unavailable if too many wait."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(caller)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, caller: str) -> None:
+        own = self._waiting.get(caller, deque())
+        if len(own) >= MOST_WAITING_OF_CALLER or self.waiting >= MOST_WAITING:
+            raise Unavailable(
+                f"{len(own)} costly requests of this caller wait already; send fewer at a time",
+                retry_after=RETRY_SECONDS,
+            )
+        turn = asyncio.get_running_loop().create_future()
+        own.append(turn)
+        self._waiting.setdefault(caller, own)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._pass_on()  # the turn came at the same moment
+            elif turn in own:
+                own.remove(turn)
+                if not own:
+                    del self._waiting[caller]
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            caller, own = self._waiting.popitem(last=False)
+            turn = own.popleft()
+            if own:
+                self._waiting[caller] = own
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+_TURNS = web.AppKey("turns", Turns)
+Answer = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def set_up(app: web.Application) -> None:
+    app[_TURNS] = Turns()
+
+
+def turn(request: web.Request) -> AbstractAsyncContextManager[None]:
+    """Return the turn of a request, as `Turns.take` does."""
+    return request.app[_TURNS].take(f"{request[CLAIMS].subject} {request.remote}")
+
+
+def costly(answer: Answer) -> Answer:
+    """Return a handler that makes its whole answer in a turn."""
+
+    @wraps(answer)
+    async def in_turn(request: web.Request) -> web.Response:
+        async with turn(request):
+            return await answer(request)
+
+    return in_turn
