@@ -1,6 +1,6 @@
 """Images of layers that lie once on a node, beside whole copies and images of one folder.
 
-    python -m bench.layers [--images 200] [--starts 20] [--at-once 50] [--waves 0] [--folder /tmp]
+    python -m bench.layers [--images 200] [--starts 20] [--at-once 50] [--waves 0] [--folder /tmp] [--ordinary]
 
 The images are on three bases. A base has six layers of files of this machine's /usr, and each image three more: new files, a
 changed one, and a removed one. All lie in an OCI layout.
@@ -9,7 +9,8 @@ changed one, and a removed one. All lie in an OCI layout.
   worked out from one copy on each base).
 - Unpack: the first image on a base and a further one, beside a plain unpack of all its layers into one folder.
 - Cold start to the first answer of bash, one at a time and many at once, beside an image of one folder with the same files.
-- `--waves N`: N sandboxes in waves, and the mounts and pinned images that stay.
+- `--waves N`: N sandboxes in waves, the processes that see a mount of theirs afterwards, and the pinned images.
+- `--ordinary`: started by root, runs all of this as the user `nobody`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import io
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -43,6 +46,9 @@ from rollyard.sandbox.bundled_python import own_python
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from tests.images.test_local_files import LayoutMaker
+from tests.support.host_processes import seers_of_mounts
+from tests.support.open_python import ROOT
+from tests.support.ordinary_user import ordinary_user
 
 BASES, BASE_LAYERS, ROUNDS = 3, 6, 5
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
@@ -193,37 +199,35 @@ async def starts(
         row("one at a time", *(statistics.median(found) * 1000 for found in one), "ms")
         row(f"{options.at_once} at once", *(statistics.median(found) * 1000 for found in many), "ms")
         if options.waves:
-            await waves(sandboxes, [images.name(number) for number in range(options.images)], options)
+            await waves(sandboxes, cache, [images.name(number) for number in range(options.images)], options)
 
 
-def _mounts() -> int:
-    return len(Path("/proc/self/mountinfo").read_text().splitlines())
-
-
-async def waves(sandboxes: SandboxFactory, names: Sequence[str], options: argparse.Namespace) -> None:
-    before, mounts = time.perf_counter(), _mounts()
+async def waves(sandboxes: SandboxFactory, folder: Path, names: Sequence[str], options: argparse.Namespace) -> None:
+    before = time.perf_counter()
     for done in range(0, options.waves, options.at_once):
         chosen = [names[(done + number) % len(names)] for number in range(options.at_once)]
         found = await asyncio.gather(*(sandboxes.start(SandboxSpec(parse_image(name), LIMITS)) for name in chosen))
         await asyncio.gather(*(one.close() for one in found))
-    new = _mounts() - mounts
+    seconds = time.perf_counter() - before
+    left = len(list(seers_of_mounts(folder)))
     pinned = sum(one.pinned for one in sandboxes.images.cache.entries())
     print(
-        f"  {options.waves} sandboxes in {time.perf_counter() - before:.0f} s; new mounts: {new}; pinned images: {pinned}"
+        f"  {options.waves} sandboxes in {seconds:.0f} s; processes with a mount left: {left}; pinned images: {pinned}"
     )
 
 
 async def main(folder: Path, options: argparse.Namespace) -> None:
-    cache, work, own = folder / "cache", folder / "work", own_python(node_cache())
+    cache, work = folder / "cache", folder / "work"
     for made in (cache, work):
         made.mkdir(mode=0o755)
-    (cache / own.name).symlink_to(own)
+    for shared in (own_python(node_cache()), node_cache() / "apptainer"):
+        (cache / shared.name).symlink_to(shared)
     images = Images(folder / "layout", options.images, options.base_bytes)
     whole = await disk(images, options.images, ImageCache(cache / "image-cache"), cache / "image-cache", work)
     for name in get_args(RuntimeName):
         if name in ("bubblewrap", "apptainer"):
             try:
-                runtime = find_runtime(name)
+                runtime = find_runtime(name, cache)
             except SandboxStartFailed as error:
                 print(f"\n{name}: {error}")
                 continue
@@ -238,7 +242,16 @@ if __name__ == "__main__":
     parser.add_argument("--at-once", type=int, default=50)
     parser.add_argument("--waves", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--ordinary", action="store_true")
     asked = parser.parse_args()
+    if asked.ordinary and os.geteuid() == 0:
+        user = ordinary_user()
+        sys.exit(
+            subprocess.run(
+                [user.python, "-m", "bench.layers", *sys.argv[1:]], cwd=ROOT, env={**os.environ, **user.environment},
+                check=False, **user.credentials,
+            ).returncode
+        )  # fmt: skip
     place = Path(tempfile.mkdtemp(dir=asked.folder))
     place.chmod(0o755)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +50,13 @@ def descendants(pid: int) -> list[HostProcess]:
                 found.append(process)
                 grown = True
     return found
+
+
+def seers_of_mounts(folder: Path) -> Iterator[str]:
+    """Yield the processes that see a mount at or below a folder."""
+    for file in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            if str(folder) in file.read_text():
+                yield file.parent.name
+        except OSError:
+            continue

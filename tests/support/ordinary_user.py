@@ -54,7 +54,7 @@ def ordinary_user(account: Account | None = None) -> OrdinaryUser:
     if (shared / "apptainer").is_dir() and not (cache / "apptainer").exists():
         (cache / "apptainer").symlink_to(shared / "apptainer")
     environment = {"ROLLYARD_CACHE": str(cache), "APPTAINER_CONFIGDIR": str(cache / "apptainer-settings")}
-    environment["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], modules])
+    environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), modules])
     done = subprocess.run(
         [python, "-c", BUILD, cache], env=environment, cwd="/", stdout=subprocess.PIPE, text=True, check=True,
         **account.credentials,
