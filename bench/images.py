@@ -253,15 +253,15 @@ async def shared(image: str, count: int, folder: Path, rounds: int) -> None:
     async with nodes(folder / "first", 1, image, tier) as one:
         await clocked(first, one.get())
     first.show()
-    (file,) = (tier / "images").iterdir()
+    (file,) = (tier / "layers").iterdir()
     print(f"  {'its file there':<56}{file.stat().st_size / 1e6:>8.0f} MB")
-    (entry,) = (folder / "first/node0/entries").iterdir()
-    root, further = entry / "root", count - 1
+    (layer,) = (folder / "first/node0/layers").iterdir()
+    root, further = layer / "root", count - 1
     own = {number: Times(f"{number} further node agent{'s at once' * (number > 1)}") for number in (1, further)}
     copied = {number: Times(f"{number} cp -r{' at once' * (number > 1)}") for number in (1, further)}
     for _ in range(rounds):
         for number in sorted(own):
-            async with fresh(folder, tier / "images") as place, nodes(place, number, image, tier) as started:
+            async with fresh(folder, tier / "layers") as place, nodes(place, number, image, tier) as started:
                 await clocked(own[number], started.get())
             async with fresh(folder, root) as place:
                 await clocked(copied[number], copies(place, number, root))

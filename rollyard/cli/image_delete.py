@@ -84,12 +84,12 @@ def _delete_shared(folder: Path, name: str, needed: Callable[[BuiltImage], bool]
     from rollyard.images.shared_tier import SharedTier
 
     tier, built = SharedTier(folder), BuiltImages(folder, needed)
-    files = [one for one in tier.files() if _is_meant(name, one.name, one.digest)]
+    found = [one for one in tier.images() if _is_meant(name, one.name, one.digest)]
     stored = [one for one in built.images() if one.image.text == name]
     deleted, freed = built.delete(stored)
     if len(deleted) < len(stored):
         return True, None
-    return bool(files or stored), freed + tier.delete(files)
+    return bool(found or stored), freed + tier.delete(found)
 
 
 def _is_meant(wanted: str, name: str | None, digest: str) -> bool:

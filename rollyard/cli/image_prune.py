@@ -91,5 +91,5 @@ def _prune_shared(
     freed = 0 if seconds is None else tier.prune(seconds) + built.prune(seconds)
     if limit is not None:
         freed += tier.shrink(limit - built.bytes())
-        freed += built.shrink(sum(file.bytes for file in tier.files()) + built.bytes() - limit)
-    return freed, sum(file.bytes for file in tier.files()) + built.bytes()
+        freed += built.shrink(tier.bytes() + built.bytes() - limit)
+    return freed, tier.bytes() + built.bytes()

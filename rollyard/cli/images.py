@@ -69,8 +69,9 @@ def list_(shared: Path | None) -> None:
         ]
     else:
         rows = [["NAME", "DIGEST", "SIZE", "SHARED", "LAST USED"]]
-        for file in SharedTier(shared).files():
-            rows.append([file.name or "-", file.digest[:19], megabytes(file.bytes), "-", _age(file.last_used)])
+        for one in SharedTier(shared).images():
+            sizes = [megabytes(one.own_bytes), megabytes(one.shared_bytes)]
+            rows.append([one.name or "-", one.digest[:19], *sizes, _age(one.last_used)])
         rows += [[*_stored(one), _age(one.last_used)] for one in BuiltImages(shared).images()]
     click.echo("\n".join(align(rows)))
 

@@ -70,8 +70,8 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
 - image_builds: BadMode, BadMount, BadText, NoSuchFile
-- images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatImage, BrokenLayer, DiskFull,
-  IncompleteFlatImage, NoWhiteouts, TooBig, UnusableCredentials, UnusableFile
+- images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatLayer, BrokenLayer, ChildFailed, DiskFull,
+  IncompleteFlatLayer, NoWhiteouts, TooBig, UnusableCredentials, UnusableFile
 - sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
 - tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it

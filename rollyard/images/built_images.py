@@ -14,14 +14,14 @@ import contextlib
 import hashlib
 import os
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollyard.core.regular_file import open_regular
 from rollyard.images.locks import FileLock, try_lock, wait_for_lock
 from rollyard.images.oci_manifest import BadManifest, parse_json, read_manifest
+from rollyard.images.parts import chosen, own_and_shared
 from rollyard.images.whole_file import copy_whole, write_whole
 from rollyard.kinds.values.image_reference import BuiltImage, built_image
 
@@ -38,7 +38,7 @@ class BuiltEntry:
     path: Path
     digest: str
     """sha256 of the manifest."""
-    blobs: frozenset[str]
+    parts: frozenset[str]
     """Digests of the layers and of the configuration; none if the manifest is damaged."""
     last_used: float
     """Time of the build or of the last use, in seconds since the epoch."""
@@ -88,8 +88,10 @@ class BuiltImages:
     def images(self) -> list[BuiltEntry]:
         """Return the images, the least recently used first. Raises OSError if one cannot be read: nobody knows its blobs."""
         found = sorted(self._entries(), key=lambda one: one.last_used)
-        uses, sizes = Counter(digest for one in found for digest in one.blobs), self._sizes()
-        return [_with_bytes(one, uses, sizes) for one in found]
+        sizes = own_and_shared(found, self._sizes())
+        return [
+            replace(one, own_bytes=own, shared_bytes=shared) for one, (own, shared) in zip(found, sizes, strict=True)
+        ]
 
     def bytes(self) -> int:
         """Return the bytes on disk of all layers and configurations."""
@@ -138,7 +140,7 @@ class BuiltImages:
             lock.release()
 
     def _sweep(self) -> int:
-        kept = {digest.removeprefix("sha256:") for one in self._entries() for digest in one.blobs}
+        kept = {digest.removeprefix("sha256:") for one in self._entries() for digest in one.parts}
         before, freed = time.time() - READING_SECONDS, 0
         for path in _inside(self._blobs):
             with contextlib.suppress(FileNotFoundError):
@@ -190,30 +192,10 @@ class BuiltImages:
         return found
 
 
-def chosen(
-    unused: Sequence[BuiltEntry], images: Sequence[BuiltEntry], sizes: Mapping[str, int], excess: int
-) -> list[BuiltEntry]:
-    """Return the first of `unused` whose deletion frees `excess` bytes: blobs that no other of `images` has. Pure."""
-    uses, found = Counter(digest for one in images for digest in one.blobs), []
-    for one in unused:
-        if excess <= 0:
-            break
-        uses.subtract(one.blobs)
-        excess -= sum(sizes.get(digest, 0) for digest in one.blobs if not uses[digest])
-        found.append(one)
-    return found
-
-
 def mark_used(path: Path) -> None:
     """Note that the image with this manifest is used now."""
     with contextlib.suppress(OSError):
         path.with_suffix(".used").touch()
-
-
-def _with_bytes(one: BuiltEntry, uses: Mapping[str, int], sizes: Mapping[str, int]) -> BuiltEntry:
-    own = sum(sizes.get(digest, 0) for digest in one.blobs if uses[digest] == 1)
-    whole = sum(sizes.get(digest, 0) for digest in one.blobs)
-    return BuiltEntry(one.image, one.path, one.digest, one.blobs, one.last_used, own, whole - own)
 
 
 def _blobs_of(manifest: bytes) -> frozenset[str]:

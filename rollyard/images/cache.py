@@ -214,10 +214,10 @@ class ImageCache:
         growing.chmod(0o755)
         try:
             room = FillRoom(self._settings.cache_bytes, lock.fd)
-            with HeldLayers(self._folder.layers) as held:
-                tier = await asyncio.to_thread(self._sources.tier) if source.shared else None
+            tier = await asyncio.to_thread(self._sources.tier) if source.shared else None
+            with HeldLayers(self._folder.layers, None if tier is None else tier.layers) as held:
                 if tier is not None:
-                    filled = await tier.fill(source, key, growing, room)
+                    filled = await tier.fill(source, key, growing, room, held)
                 else:
                     filled = await source.fill(growing, room, held)
                 layers = filled.layers or [await asyncio.to_thread(_own_layer, growing, filled.bytes)]

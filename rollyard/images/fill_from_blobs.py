@@ -21,9 +21,9 @@ async def fill_from_blobs(
     blobs: BlobStore,
     folder: Path,
     room: FillRoom,
-    layers: HeldLayers | None,
+    layers: HeldLayers,
 ) -> FilledImage:
-    """Fetch the blobs that are missing, and complete the image's `layers`. Without `layers`, unpack it into `root` in
+    """Fetch the blobs that are missing, and complete the image's `layers`. An image without layers gets an empty `root` in
     `folder`. Raises ImageUnavailable, DiskFull and BadManifest."""
     if sum(layer.size for layer in manifest.layers) > room.limit_bytes:  # before anything is downloaded
         raise too_big(name, room.limit_bytes)
@@ -37,10 +37,10 @@ async def fill_from_blobs(
         config = read_config(parse_json(blobs.read(manifest.config.digest) or b""))
         complete = list[UnpackedLayer]()
         try:
-            if layers is not None and digests:
+            if digests:
                 complete = await layers.complete(name, layer_names(digests), fetch, room)
             else:
-                await unpack_layers(name, await fetch(range(len(digests))), folder / "root", room)
+                await unpack_layers(name, [], folder / "root", room)
         except BrokenLayer as error:
             raise BadManifest(
                 f"its layer {digests[error.number]} cannot be unpacked, {error}: build and push the image again"

@@ -50,9 +50,9 @@ class ImageSource(Protocol):
     def known(self) -> str | None:
         """Return what `key` would return; None if a registry would be asked, or a file read."""
 
-    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
-        """Complete the layers that are missing in `layers`. Without `layers`, and for a file without layers, make `root` in
-        `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable and DiskFull."""
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers) -> FilledImage:
+        """Complete the layers that are missing in `layers`. For an image without layers, make `root` in `folder`, which is
+        empty. The account of the sandboxes owns the files. Raises ImageUnavailable and DiskFull."""
 
     async def layer_files(self, pins: ExitStack) -> Sequence[LayerFile]:
         """Return the files of the layers, the lowest first, fetched where necessary, and keep them until `pins` is closed;

@@ -250,7 +250,7 @@ class LayerUnpacker:
             self._remove(path)
             os.mkdir(path, mode)
             for name in self._below.names(self._inside(path)):
-                self._white_out(path + b"/" + name)
+                white_out(path + b"/" + name)
 
     def _copy_folder(self, source: bytes, path: bytes) -> None:
         """Make a folder of the layers below, so that something can be put into it."""
@@ -291,7 +291,7 @@ class LayerUnpacker:
         if mode:
             self._put_aside(path, mode)
         if (hidden := self._below.find(self._inside(path))) is not None:
-            self._white_out(path)
+            white_out(path)
             self._forget_folders(os.lstat(hidden).st_mode)
             if not made:  # a hard link that this layer makes last is no file of a layer below
                 self._hidden.add(path)
@@ -305,14 +305,6 @@ class LayerUnpacker:
         os.rename(path, aside)
         self._aside.setdefault(path, aside)  # a folder that comes back for a whiteout below it may go once more
         self._forget_folders(mode)
-
-    def _white_out(self, path: bytes) -> None:
-        try:
-            os.mknod(path, stat.S_IFCHR, 0)
-        except OSError as error:
-            if error.errno in _NO_DEVICES:
-                raise NoWhiteouts from None
-            raise
 
     def _hide_below(self, folder: bytes) -> None:
         for name in {*os.listdir(folder), *self._below.names(self._inside(folder))}:
@@ -396,6 +388,16 @@ class LayerUnpacker:
 
     def _is_own(self, path: bytes) -> bool:
         return path.startswith(self._root + b"/")
+
+
+def white_out(path: bytes) -> None:
+    """Hide what the layers below have at a path. Raises NoWhiteouts and OSError."""
+    try:
+        os.mknod(path, stat.S_IFCHR, 0)
+    except OSError as error:
+        if error.errno in _NO_DEVICES:
+            raise NoWhiteouts from None
+        raise
 
 
 def _without_links(folder: bytes, below: Sequence[bytes]) -> bytes:

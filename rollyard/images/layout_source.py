@@ -95,7 +95,7 @@ class LayoutSource:
     def known(self) -> str | None:
         return self._file.known()
 
-    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
         identity, self._left = self._file.identity(), room.limit_bytes
         data = await asyncio.to_thread(self._read, _manifest)

@@ -33,7 +33,7 @@ class AboutImage:
     config: ImageConfig
     layers: Sequence[UnpackedLayer]
     """The topmost first. A layer without a name is the folder `root` of the entry itself, which has all of the image: that of a
-    file without layers, or of an image from the shared folder."""
+    file without layers."""
 
     @classmethod
     def read(cls, entry: Path) -> Self | None:

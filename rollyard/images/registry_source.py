@@ -109,7 +109,7 @@ class RegistrySource:
             log.warning("the shared folder %s cannot be used: %s", lease.parent, error.strerror)
             return await self._resolve()
 
-    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
         try:
             async with self._client() as client:

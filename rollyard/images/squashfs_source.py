@@ -46,7 +46,7 @@ class SquashfsSource:
     def known(self) -> str | None:
         return self._file.known()
 
-    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers | None = None) -> FilledImage:
+    async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
         identity, offset = self._file.identity(), await asyncio.to_thread(self._offset)
         program, path = self._unpacker()

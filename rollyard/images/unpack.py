@@ -32,7 +32,8 @@ async def unpack_layers(image: str, layers: Sequence[Path], root: Path, room: Fi
     Raises ImageUnavailable, DiskFull, and BrokenLayer for a layer that is damaged.
     """
     job = {"layers": [str(layer) for layer in layers], "root": str(root)}
-    await _unpack("rollyard.images.unpack_main", job, image, root, room)
+    _make_root(root, sandbox_account())
+    await _unpacked("rollyard.images.unpack_main", job, image, room, root)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class LayerJob:
     """Whether it begins with links to all files of the layers below."""
     file: Path | None = None
     """gzip, zstd or plain tar file, if it is to be unpacked."""
+    packed: bool = False
+    """Whether the file is one of the shared tier (`flat_layer.py`)."""
     bytes: int = 0
     """Bytes on disk, if it is unpacked."""
 
@@ -59,13 +62,6 @@ async def unpack_differences(image: str, layers: Sequence[LayerJob], room: FillR
     result = await _unpacked("rollyard.images.unpack_main", {"differences": job}, image, room, layers[-1].root)
     made: list[dict[str, Any]] = result["made"]
     return made
-
-
-async def unpack_flat(image: str, file: Path, root: Path, room: FillRoom) -> int:
-    """Unpack a file that `flat_packer.pack` made. Return the bytes on disk. Raises as `unpack_layers`."""
-    result = await _unpack("rollyard.images.flat_main", {"file": str(file), "root": str(root)}, image, root, room)
-    size: int = result["bytes"]
-    return size
 
 
 async def unpack_squashfs(
@@ -88,11 +84,6 @@ async def unpack_squashfs(
         raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
     env: dict[str, str] = result["env"]
     return env
-
-
-async def _unpack(module: str, job: dict[str, Any], image: str, root: Path, room: FillRoom) -> dict[str, Any]:
-    _make_root(root, sandbox_account())
-    return await _unpacked(module, job, image, room, root)
 
 
 async def _unpacked(module: str, job: dict[str, Any], image: str, room: FillRoom, root: Path) -> dict[str, Any]:

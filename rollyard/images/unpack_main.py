@@ -15,8 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rollyard.core.regular_file import open_regular
 from rollyard.host.removed_folder import remove
 from rollyard.images.child_account import become_sandbox_account
+from rollyard.images.flat_layer import BrokenFlatLayer
+from rollyard.images.flat_processes import ChildFailed, unpack_flat
 from rollyard.images.layer_chunks import layer_chunks
 from rollyard.images.layer_stack import LayerStack
 from rollyard.images.layer_unpacker import LayerUnpacker, NoWhiteouts, TooBig
@@ -34,14 +37,23 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     work = _Differences(job["differences"], job["limit"]) if "differences" in job else _Whole(job["root"], job["limit"])
     paths = [one["file"] for one in job["differences"]] if "differences" in job else job["layers"]
     with ExitStack() as stack:
-        files = [path and stack.enter_context(open(path, "rb")) for path in paths]  # they may be readable for root only
+        files = list[BinaryIO | None]()
+        for number, path in enumerate(paths):  # they may be readable for root only
+            try:
+                files.append(path and stack.enter_context(open_regular(path)))
+            except FileNotFoundError:
+                return {"broken": number, "why": "it was deleted meanwhile"}
+            except OSError as error:
+                return outcome(error, number)
         become_sandbox_account(job["uid"], job["gid"], parent)
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
         for number, file in enumerate(files):
             try:
                 work.apply(number, file)
-            except BrokenArchive as error:
+            except (BrokenArchive, BrokenFlatLayer) as error:
                 return {"broken": number, "why": str(error)}
+            except ChildFailed as error:
+                return error.result
             except TooBig:
                 return {"too_big": True}
             except MemoryError:
@@ -57,7 +69,8 @@ class _Whole:
     def __init__(self, root: str, limit: int) -> None:
         self._unpacker = LayerUnpacker(root, limit)
 
-    def apply(self, _: int, file: BinaryIO) -> None:
+    def apply(self, _: int, file: BinaryIO | None) -> None:
+        assert file is not None
         self._unpacker.apply(layer_chunks(file))
 
     def finish(self) -> dict[str, Any]:
@@ -69,7 +82,7 @@ class _Differences:
     """Each layer in a folder of its own (`unpacked_layers.py`)."""
 
     def __init__(self, layers: Sequence[dict[str, Any]], limit: int) -> None:
-        self._layers = layers
+        self._layers = [{**one, "root": os.path.abspath(one["root"])} for one in layers]
         self._limit = limit
         self._below: list[str] = []
         """Folders of the layers below the next one, as far as they are seen, the topmost first."""
@@ -79,28 +92,35 @@ class _Differences:
         """`file`: None for a layer that is unpacked already."""
         layer = self._layers[number]
         if file is not None:
-            made = self._unpacked(layer["root"], file, layer["whole"])
+            made = self._unpacked(number, file, layer["whole"])
             self._made.append(made)
             layer |= made
         self._limit -= layer["bytes"]
         self._below = [layer["root"], *(() if layer["whole"] else self._below)]
 
-    def _unpacked(self, root: str, file: BinaryIO, whole: bool) -> dict[str, Any]:
+    def _unpacked(self, number: int, file: BinaryIO, whole: bool) -> dict[str, Any]:
         """Unpack one layer. Where no whiteout can be had, it becomes whole."""
-        below = LayerStack(self._below)
-        unpacker = LayerUnpacker(root, self._limit, LayerStack(()) if whole else below)
+        layer, below = self._layers[number], LayerStack(self._below)
+        root = layer["root"]
         try:
-            if whole:
-                unpacker.link(below)
-            unpacker.apply(layer_chunks(file))
+            if layer["packed"]:
+                size, names = unpack_flat(file, number, root, self._limit, below if whole else None)
+            else:
+                size, names = self._unpacked_archive(file, root, below, whole)
         except NoWhiteouts:
             for entry in os.scandir(root):
                 remove(Path(entry.path))
             file.seek(0)
-            return self._unpacked(root, file, whole=True)
+            return self._unpacked(number, file, whole=True)
+        return {"bytes": size, "names": names, "whole": whole}
+
+    def _unpacked_archive(self, file: BinaryIO, root: str, below: LayerStack, whole: bool) -> tuple[int, int]:
+        unpacker = LayerUnpacker(root, self._limit, LayerStack(()) if whole else below)
+        if whole:
+            unpacker.link(below)
+        unpacker.apply(layer_chunks(file))
         unpacker.finish()
-        folder = Path(root)
-        return {"bytes": bytes_on_disk(folder, unpacker.linked), "names": count_names(folder), "whole": whole}
+        return bytes_on_disk(Path(root), unpacker.linked), count_names(Path(root))
 
     def finish(self) -> dict[str, Any]:
         return {"made": self._made}

@@ -14,16 +14,18 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.base import FillRoom, too_big
-from rollyard.images.locks import FileLock, try_lock, wait_for_lock_unless
-from rollyard.images.unpack import LayerJob, unpack_differences
+from rollyard.images.locks import FileLock, try_lock
+from rollyard.images.shared_layers import SharedLayers
+from rollyard.images.unpack import BrokenLayer, LayerJob, unpack_differences
 
 ABOUT = "layer.json"
 """File of a layer. A layer without it is damaged, and nobody new uses it."""
@@ -31,7 +33,9 @@ MOST_SEEN = 64
 """Greatest number of layers of which an overlay is made: each one costs time when a file is looked for, and the kernel takes at
 most 500. Each layer whose number is a multiple of this is whole."""
 _TRIES = 20
-_POLL_SECONDS = 0.5
+_FIRST_SECONDS, _POLL_SECONDS = 0.02, 0.5
+DAMAGED_SECONDS = 60.0
+"""Seconds for which a fill waits until nobody uses a damaged layer."""
 
 Fetch = Callable[[Sequence[int]], Awaitable[Sequence[Path]]]
 """Returns the files of layers, by their numbers."""
@@ -100,28 +104,44 @@ class UnpackedLayers:
     def lock_path(self, name: str) -> Path:
         return self._locks / f"layer-{name}"
 
-    async def lock_missing(self, name: str) -> FileLock | None:
-        """Lock a layer in order to fill it; None if it is complete. Waits for who fills it now, and until nobody uses a damaged
-        one, which is deleted."""
-        path = self.path(name)
-        lock = await wait_for_lock_unless(self.lock_path(name), lambda: UnpackedLayer.read(path) is not None)
-        if lock is None:
-            return None
-        try:
+    async def lock_missing(self, image: str, name: str) -> FileLock | None:
+        """Lock a layer in order to fill it; None if it is complete. Waits for who fills it now, and for a while until nobody
+        uses a damaged one, which is deleted. Raises ImageUnavailable."""
+        path, pause, ends = self.path(name), _FIRST_SECONDS, 0.0
+        while True:
+            lock = try_lock(self.lock_path(name), shared=False)
             if UnpackedLayer.read(path) is not None:
-                lock.release()
+                if lock is not None:
+                    lock.release()
                 return None
-            while path.exists() and self._is_used(name):  # noqa: ASYNC110 - by another process
-                await asyncio.sleep(_POLL_SECONDS)
-            await asyncio.to_thread(self._discard, path)
-        except BaseException:
-            lock.release()
-            raise
-        return lock
+            if lock is not None:
+                try:
+                    if not path.exists() or not self._is_used(name):
+                        await asyncio.to_thread(self._discard, path)
+                        return lock.again()
+                finally:
+                    lock.release()
+            ends = ends if lock is not None or self._is_held(name) else 0.0
+            if not ends:
+                ends = time.monotonic() + DAMAGED_SECONDS
+            elif time.monotonic() > ends:
+                raise ImageUnavailable(image, f"its layer {name} is damaged, and in use: it is made again afterwards")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS)
 
-    async def fill(self, image: str, names: Sequence[str], files: Mapping[int, Path], room: FillRoom) -> None:
+    def _is_held(self, name: str) -> bool:
+        """Return whether nobody fills a layer. Somebody else may keep it."""
+        lock = try_lock(self.lock_path(name), shared=True)
+        if lock is not None:
+            lock.release()
+        return lock is not None
+
+    async def fill(
+        self, image: str, names: Sequence[str], files: Mapping[int, Path], packed: Set[int], room: FillRoom
+    ) -> None:
         """Unpack missing layers, which the caller has locked, and whose children inherit these locks. `names`: all layers, the
-        lowest first. `files`: number -> file of a missing layer. Raises as `unpack_differences`."""
+        lowest first. `files`: number -> file of a missing layer. `packed`: numbers of those that are of the shared tier.
+        Raises as `unpack_differences`."""
         growing = {number: self._filling / f"layer-{names[number]}" for number in files}
         jobs = list[LayerJob]()
         try:
@@ -131,7 +151,7 @@ class UnpackedLayers:
                     growing[number].mkdir()
                     growing[number].chmod(0o755)
                     whole = (number + 1) % MOST_SEEN == 0
-                    jobs.append(LayerJob(growing[number] / "root", whole, files[number]))
+                    jobs.append(LayerJob(growing[number] / "root", whole, files[number], number in packed))
                 elif (layer := UnpackedLayer.read(self.path(name))) is not None:
                     jobs.append(LayerJob(self.root(name), layer.whole, bytes=layer.bytes))
             made = await unpack_differences(image, jobs, room)
@@ -147,18 +167,21 @@ class UnpackedLayers:
 class HeldLayers:
     """The layers of one image while it is filled: no eviction deletes them. Use as a context manager."""
 
-    def __init__(self, layers: UnpackedLayers) -> None:
+    def __init__(self, layers: UnpackedLayers, shared: SharedLayers | None = None) -> None:
+        """`shared`: the layers of the shared tier, which missing ones are read from, and new ones are written to."""
         self._layers = layers
+        self._shared = shared
         self._locks: dict[str, FileLock] = {}
 
     async def complete(self, image: str, names: Sequence[str], fetch: Fetch, room: FillRoom) -> list[UnpackedLayer]:
         """Return the layers, the topmost first, and fetch and unpack the missing ones. `names`: the lowest first. Raises
         ImageUnavailable, and the errors of `fetch` and `unpack_differences`."""
         for _ in range(_TRIES):
-            held = [layer for name in names if (layer := self._hold(name)) is not None]
+            held = self._held(names)
             if sum(layer.bytes for layer in held) > room.limit_bytes:
                 raise too_big(image, room.limit_bytes)
             if len(held) == len(names):
+                await self._publish(held, room)
                 return held[::-1]
             await self._fill(image, names, fetch, room)
         raise ImageUnavailable(
@@ -170,19 +193,65 @@ class HeldLayers:
         return [self._layers.root(layer.name) for layer in seen_layers(layers)]
 
     async def _fill(self, image: str, names: Sequence[str], fetch: Fetch, room: FillRoom) -> None:
-        with ExitStack() as stack:
-            missing = dict[int, int]()
-            for number, name in enumerate(names):
-                if self._hold(name) is not None:
-                    continue
-                lock = await self._layers.lock_missing(name)
-                if lock is not None:
-                    stack.callback(lock.release)
-                    missing[number] = lock.fd
-                elif self._hold(name) is None:
-                    return  # another has filled it, and it was deleted at once
-            files = dict(zip(missing, await fetch(list(missing)), strict=True))
-            await self._layers.fill(image, names, files, replace(room, layer_fds=tuple(missing.values())))
+        async with AsyncExitStack() as leases:
+            with ExitStack() as stack:
+                missing = dict[int, int]()
+                for number, name in enumerate(names):
+                    if self._hold(name) is not None:
+                        continue
+                    self._let_go(names[number:])  # all take locks from the lowest on, so no two wait for each other
+                    lock = await self._layers.lock_missing(image, name)
+                    if lock is not None:
+                        stack.callback(lock.release)
+                        missing[number] = lock.fd
+                    elif self._hold(name) is None:
+                        return  # another has filled it, and it was deleted at once
+                locked = replace(room, layer_fds=tuple(missing.values()))
+                if not await self._filled(image, names, list(missing), fetch, locked, leases):
+                    return
+            if len(layers := self._held(names)) == len(names):
+                await self._publish(layers, room)  # before another node may make the same files
+
+    async def _filled(
+        self,
+        image: str,
+        names: Sequence[str],
+        missing: Sequence[int],
+        fetch: Fetch,
+        room: FillRoom,
+        leases: AsyncExitStack,
+    ) -> bool:
+        """Unpack missing layers from the shared tier, or else fetch them. Return False if a file of the tier was damaged."""
+        found = {number: await self._shared.file(names[number], leases) for number in missing} if self._shared else {}
+        files = {number: file for number, file in found.items() if file is not None}
+        packed = set(files)
+        if rest := [number for number in missing if number not in packed]:
+            files |= dict(zip(rest, await fetch(rest), strict=True))
+        try:
+            await self._layers.fill(image, names, {number: files[number] for number in missing}, packed, room)
+        except BrokenLayer as error:
+            if self._shared is None or error.number not in packed:
+                raise
+            await self._shared.discard(names[error.number], str(error))
+            return False
+        return True
+
+    async def _publish(self, layers: Sequence[UnpackedLayer], room: FillRoom) -> None:
+        """Write layers, the lowest first, into the shared tier, as far as they are not there."""
+        if self._shared is None:
+            return
+        for number, layer in enumerate(layers):
+            below = self.roots(layers[:number][::-1]) if layer.whole else ()
+            await self._shared.publish(layer.name, self._layers.root(layer.name), layer.names, below, room)
+
+    def _held(self, names: Sequence[str]) -> list[UnpackedLayer]:
+        """Return the layers that are complete, and keep them."""
+        return [layer for name in names if (layer := self._hold(name)) is not None]
+
+    def _let_go(self, names: Sequence[str]) -> None:
+        for name in names:
+            if (lock := self._locks.pop(name, None)) is not None:
+                lock.release()
 
     def _hold(self, name: str) -> UnpackedLayer | None:
         """Return a layer, and keep it; None if it is absent, damaged or being filled."""
@@ -193,7 +262,7 @@ class HeldLayers:
             self._locks[name] = lock
         layer = UnpackedLayer.read(self._layers.path(name))
         if layer is None:
-            self._locks.pop(name).release()
+            self._let_go([name])
         else:
             os.utime(self._layers.path(name))
         return layer

@@ -48,7 +48,7 @@ async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, no
         assert lines[1].split()[:5] == [name, digest[:19], "4M", "0M", "yes"]
     assert "no" in CliRunner().invoke(cli, ["images", "list"]).output.splitlines()[1].split()
     shared = CliRunner().invoke(cli, ["images", "list", "--shared", str(tier)]).output.splitlines()
-    assert shared[1].split()[:3] == [name, digest[:19], "1M"]
+    assert shared[1].split()[:4] == [name, digest[:19], "1M", "0M"]
 
 
 def test_a_shared_folder_that_is_missing(node: Path) -> None:
@@ -100,7 +100,8 @@ def test_pulls_fill_the_shared_folder_and_leave_nothing_else(registry: Pusher, n
     tier.mkdir()
     done = _run("pull", "--shared", str(tier), *names)
     assert (done.exit_code, sorted(done.stdout.splitlines())) == (0, [f"{name} pulled" for name in names])
-    assert [path.suffix for path in (tier / "images").iterdir()] == [".zst"] * 3
+    assert [path.suffix for path in (tier / "images").iterdir()] == [".json"] * 3
+    assert len(list((tier / "layers").iterdir())) == 4
     assert list((node / "image-shares/entries").iterdir()) == []
     assert _run("pull", "--shared", str(tier), names[0]).stdout == f"{names[0]} is there\n"
     done = _run("pull", "--shared", str(tier), "oci:/nowhere")
@@ -133,6 +134,8 @@ def test_prune_of_the_shared_folder(registry: Pusher, node: Path, open_folder: P
     files = sorted((tier / "images").iterdir())
     for number, file in enumerate(files[:2]):
         os.utime(file, (time.time() - 90_000 * (2 - number),) * 2)
+    for layer in (tier / "layers").iterdir():
+        os.utime(layer, (1000, 1000))
     assert _run("prune", "--shared", str(tier), "--older-than", "2d").output == "freed 1M\n"
     assert sorted((tier / "images").iterdir()) == files[1:]
     assert "are left, which are in use" in _run("prune", "--shared", str(tier), "--max-size", "0").stderr

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rollyard.images.flat_packer import pack
+from rollyard.images.flat_processes import unpack_flat
 from rollyard.images.layer_stack import LayerStack
 from rollyard.images.layer_unpacker import LayerUnpacker
 from rollyard.images.tar_stream import BrokenArchive
@@ -43,6 +45,31 @@ def differences(folder: Path, layers: Sequence[Entries], whole: int | None = Non
         unpacker.finish()
         seen = [root, *([] if number == whole else seen)]
     return LayerStack(seen)
+
+
+def packed_and_unpacked(folder: Path, count: int, whole: int | None, then_whole: int | None) -> LayerStack:
+    """Send the layers that `differences` made through files of the shared tier. `then_whole`: number of the one that then gets
+    links to all below."""
+    first, seen = list[Path](), list[Path]()
+    for number in range(count):
+        root, source = folder / f"{number}-{then_whole}", folder / str(number)
+        root.mkdir()
+        with open(folder / "packed", "wb") as file:
+            pack(str(source), file, LayerStack(first) if number == whole else None)
+        with open(folder / "packed", "rb") as file, contextlib.chdir("/"):
+            unpack_flat(file, number, str(root), 1 << 20, LayerStack(seen) if number == then_whole else None)
+        first = [source, *([] if number == whole else first)]
+        seen = [root, *([] if number == then_whole else seen)]
+    return LayerStack(seen)
+
+
+def links(files: LayerStack) -> set[frozenset[bytes]]:
+    """Return the paths of each file that has several."""
+    found = dict[int, set[bytes]]()
+    for path, place in files.walk():
+        if stat.S_ISREG(os.lstat(place).st_mode):
+            found.setdefault(os.lstat(place).st_ino, set()).add(path)
+    return {frozenset(paths) for paths in found.values() if len(paths) > 1}
 
 
 def shown(files: LayerStack) -> dict[str, tuple[str, int, float, str]]:
@@ -120,6 +147,10 @@ def _compare(folder: Path, seed: int) -> None:
             if kind == "d" and time and path in mine and not mine[path][2]:
                 expected[path] = kind, mode, 0.0, text
         assert mine == expected, (seed, whole, layers)
+        for then_whole in (None, chosen.randrange(1, len(layers))):
+            again = packed_and_unpacked(folder / f"layers{seed}-{whole}", len(layers), whole, then_whole)
+            assert shown(again) == shown(files), (seed, whole, then_whole, layers)
+            assert links(again) == links(files), (seed, whole, then_whole, layers)
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(3_000, marks=pytest.mark.long)])

@@ -217,6 +217,8 @@ class Front:
     after half of it, "hang" before the answer, "wrong" bytes, "no ranges", "slow SECONDS" before the answer, "down", and
     "to HOST:PORT", a redirect."""
     requests: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    """Bytes of all answers."""
     authorizations: list[str | None] = field(default_factory=list)
     host: str = ""
 
@@ -273,6 +275,7 @@ class Front:
                 status=answer.status, headers={name: answer.headers[name] for name in passed if name in answer.headers}
             )
         response.content_length = len(body)
+        self.bytes += len(body)
         if fault == "wrong":
             body = bytes(len(body))
         await response.prepare(request)
