@@ -16,7 +16,7 @@ from rollyard.host.removed_folder import remove_folder
 from rollyard.host.sandbox_account import sandbox_account
 from rollyard.images.layer_stack import LayerStack
 from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
-from rollyard.sandbox.root_mount import ADVICE, FUSE_PLACES, NAMESPACES
+from rollyard.sandbox.root_mount import ADVICE, FUSE_PLACES, LOCAL, NAMESPACES
 from rollyard.sandbox.starter.client import Launch, OverlayRoot, run_alone
 
 _PROBE_SECONDS = 30.0
@@ -125,8 +125,7 @@ def find_overlay(folder: Path) -> str | None:
     if program is not None and not _refusal(folder, program):
         return program
     raise SandboxStartFailed(
-        f"no overlay can be mounted in {folder.parent} ({refusal}): let ROLLYARD_CACHE be a folder on a local disk, "
-        f"{NAMESPACES}, and {ADVICE}"
+        f"no overlay can be mounted in {folder.parent} ({refusal}): {LOCAL}, {NAMESPACES}, and {ADVICE}"
     )
 
 

@@ -22,6 +22,7 @@ NAMESPACES = (
     "let ordinary users create user namespaces (sysctl user.max_user_namespaces above 0, and on Ubuntu "
     "kernel.apparmor_restrict_unprivileged_userns=0)"
 )
+LOCAL = "let ROLLYARD_CACHE be a folder on a local disk"
 ADVICE = "install fuse-overlayfs, or use a kernel from 6.6 on"
 _SECONDS = 30.0
 _LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=1 << 20)
@@ -70,7 +71,7 @@ def find_root_mount(cache: Path, env: Mapping[str, str]) -> RootMount:
     if refusal.startswith("rm:"):  # the mount itself works
         return replace(kernel, shortage=f"cannot remove or rename folders of images ({refusal}); {ADVICE}")
     raise SandboxStartFailed(
-        f"this node cannot mount a writable root for sandboxes ({refusal}): {NAMESPACES}, and {ADVICE}"
+        f"this node cannot mount a writable root for sandboxes ({refusal}): {LOCAL}, {NAMESPACES}, and {ADVICE}"
     )
 
 
