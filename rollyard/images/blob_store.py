@@ -56,7 +56,8 @@ class BlobStore:
         return data if f"sha256:{hashlib.sha256(data).hexdigest()}" == digest else None
 
     async def fetch(self, origin: BlobOrigin, blobs: Sequence[Descriptor], pins: ExitStack) -> list[Path]:
-        """Return the files of the blobs, downloaded where necessary. No eviction deletes them until `pins` is closed.
+        """Return the files of the blobs, verified, and downloaded where necessary. No eviction deletes them until `pins` is
+        closed.
 
         Raises ImageUnavailable and DiskFull.
         """
@@ -77,29 +78,35 @@ class BlobStore:
         path = self.path(blob.digest)
         lock_path = self.lock_path(path.name)
         fetched = False
-
-        def is_whole() -> bool:
-            """A machine that crashed may have left a file that is too short."""
-            return path.exists() and (fetched or blob.size in (0, path.stat().st_size))
-
         while True:
             shared = try_lock(lock_path, shared=True)
             if shared is not None:
-                if is_whole():
+                if path.exists() and (fetched or await asyncio.to_thread(_is_intact, path, blob.digest)):
                     os.utime(path)
                     return shared
+                path.unlink(missing_ok=True)
                 shared.release()
-            lock = await wait_for_lock_unless(lock_path, is_whole)
+            lock = await wait_for_lock_unless(lock_path, path.exists)
             if lock is None:
                 continue
             try:
-                if not is_whole():
+                if not path.exists():
                     part = path.with_name(f"{path.name}.part")
                     await origin.blob(blob, part)
                     part.rename(path)
-                    fetched = True  # the origin has verified it, whatever the manifest says of its size
+                    fetched = True  # the origin has verified it
             finally:
                 lock.release()
+
+
+def _is_intact(path: Path, digest: str) -> bool:
+    """A machine that crashed may have left a file that is too short, and a disk may have damaged one."""
+    algorithm, _, expected = digest.partition(":")
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, algorithm).hexdigest() == expected
+    except FileNotFoundError:
+        return False
 
 
 def file_name(digest: str) -> str:

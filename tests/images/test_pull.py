@@ -67,6 +67,21 @@ async def test_layers_in_zstd_and_plain_tar(registry: Pusher, cache: ImageCache)
         assert names(image, "etc") == ["more", "name", "packed", "plain"]
 
 
+async def test_a_layer_that_the_disk_has_damaged_is_downloaded_again(
+    cache: ImageCache, registry: Pusher, front: Front, open_folder: Path
+) -> None:
+    layer = tar(("f", bytes(9000)))  # plain: nothing but the digest shows the damage
+    registry.image("pull/disk", "v1", [BASE, layer])
+    name = parse_image(f"docker://{front.host}/pull/disk:v1")
+    await cache.prefetch(name)
+    await cache.room.delete(cache.entries())
+    blob = open_folder / "cache/blobs" / digest(layer).replace(":", "-")
+    blob.write_bytes(layer[:1000] + b"!" + layer[1001:])
+    with await cache.get(name) as image:
+        assert place(image, "f").read_bytes() == bytes(9000)
+    assert [front.count(digest(one)) for one in (BASE, layer)] == [1, 2]
+
+
 async def test_a_layer_that_two_images_share_is_downloaded_once(
     registry: Pusher, front: Front, cache: ImageCache
 ) -> None:
