@@ -7,6 +7,7 @@ changed one, and a removed one. All lie in an OCI layout.
 
 - Disk: the node's cache with all images, beside the bases and the differences each alone, and beside whole copies (the sum is
   worked out from one copy on each base).
+- Shared folder: all images there, beside the bases and the differences, each packed alone.
 - Unpack: the first image on a base and a further one, beside a plain unpack of all its layers into one folder.
 - Cold start to the first answer of bash, one at a time and many at once, beside an image of one folder with the same files.
 - `--waves N`: N sandboxes in waves, the processes that see a mount of theirs afterwards, and the pinned images.
@@ -35,11 +36,18 @@ from bench.images import files_of_usr
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.host.node_cache import node_cache
 from rollyard.images.base import FillRoom
+from rollyard.images.blob_store import BlobStore
 from rollyard.images.cache import ImageCache
+from rollyard.images.cache_folder import CacheFolder
+from rollyard.images.flat_packer import pack
 from rollyard.images.layer_unpacker import LayerUnpacker
+from rollyard.images.layout_source import LayoutSource, place_of
+from rollyard.images.resolved_tags import ResolvedTags
+from rollyard.images.shared_tier import SharedTier
 from rollyard.images.tree_size import bytes_on_disk
 from rollyard.images.unpack import unpack_layers
-from rollyard.kinds.values.image_reference import parse_image
+from rollyard.images.unpacked_layers import HeldLayers
+from rollyard.kinds.values.image_reference import LayoutImage, parse_image
 from rollyard.kinds.values.runtime_name import RuntimeName
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.bundled_python import own_python
@@ -129,6 +137,41 @@ def alone(folder: Path, layer: bytes) -> int:
     size = bytes_on_disk(folder)
     shutil.rmtree(folder)
     return size
+
+
+def packed_bytes(root: Path) -> int:
+    """Return the bytes of a folder as a file of the shared folder."""
+    file = io.BytesIO()
+    pack(str(root), file)
+    return len(file.getvalue())
+
+
+async def shared_folder(images: Images, count: int, cache: Path, work: Path) -> None:
+    """Write all images of the node's cache into a shared folder."""
+    tier, layers, ideal = SharedTier(work / "tier"), CacheFolder(cache).layers, 0
+    blobs, names = BlobStore(cache / "blobs", cache / "locks"), ResolvedTags(cache / "names")
+    room = FillRoom(1 << 50, os.open(work / "lock", os.O_RDWR | os.O_CREAT))
+    started = time.perf_counter()
+    for number in range(count):
+        reference = parse_image(images.name(number))
+        assert isinstance(reference, LayoutImage)
+        source = LayoutSource(place_of(reference), blobs, names)
+        with HeldLayers(layers, tier.layers) as held:
+            await tier.fill(source, await source.key(), work, room, held)
+    seconds = time.perf_counter() - started
+    os.close(room.lock_fd)
+    for number in range(BASES):
+        base = await plain(work, f"base{number}", images.bases[number])
+        ideal += packed_bytes(base)
+        shutil.rmtree(base)
+    for number in range(count):
+        own = await plain(work, f"own{number}", images.own[number])
+        ideal += packed_bytes(own)
+        shutil.rmtree(own)
+    assert all(one.parts for one in tier.images())
+    head(f"shared folder with {len(tier.images())} images on {BASES} bases, written in {seconds:.0f} s")
+    row("beside the bases and the differences, each packed alone", tier.bytes() / 1e6, ideal / 1e6, "MB")
+    shutil.rmtree(work / "tier")
 
 
 async def disk(images: Images, count: int, cache: ImageCache, folder: Path, work: Path) -> list[Path]:
@@ -224,7 +267,8 @@ async def main(folder: Path, options: argparse.Namespace) -> None:
         (cache / shared.name).symlink_to(shared)
     images = Images(folder / "layout", options.images, options.base_bytes)
     whole = await disk(images, options.images, ImageCache(cache / "image-cache"), cache / "image-cache", work)
-    for name in get_args(RuntimeName):
+    await shared_folder(images, options.images, cache / "image-cache", work)
+    for name in get_args(RuntimeName) if options.starts else ():
         if name in ("bubblewrap", "apptainer"):
             try:
                 runtime = find_runtime(name, cache)

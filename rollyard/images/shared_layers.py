@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.core.lagging_files import LAG_POLL_SECONDS, LAG_SECONDS
@@ -27,6 +28,23 @@ from rollyard.images.shared_lease import shared_lease
 from rollyard.images.unpack import run_child
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PackJob:
+    """An unpacked layer."""
+
+    name: str
+    root: Path
+    names: int
+    """Number of its files and folders."""
+    below: Sequence[Path] = ()
+    """Folders of the layers below, if it is whole."""
+
+    def to_json(self, file: Path) -> dict[str, object]:
+        """`file`: where it is to be packed."""
+        below = [str(one) for one in self.below]
+        return {"root": str(self.root), "names": self.names, "below": below, "file": str(file)}
 
 
 class SharedLayers:
@@ -63,28 +81,29 @@ class SharedLayers:
         log.warning("%s is damaged (%s), and is made again", self.path(name), why)
         await asyncio.to_thread(remove, self.path(name))
 
-    async def publish(self, name: str, root: Path, names: int, below: Sequence[Path], room: FillRoom) -> bool:
-        """Make the file of an unpacked layer, unless it is there. `names`: number of its files. `below`: the folders of the
-        layers below, if it is whole. Return whether the file is there."""
-        path = self.path(name)
-        growing = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    async def publish(self, layers: Sequence[PackJob], room: FillRoom) -> None:
+        """Make the files of unpacked layers, as far as they are not there."""
+        growing = dict[str, Path]()
         try:
-            if await asyncio.to_thread(_touched, path):
-                return True
-            await asyncio.to_thread(_remove_leftovers, path)
-            job = {"root": str(root), "below": [str(one) for one in below], "names": names, "file": str(growing)}
-            result = await run_child("rollyard.images.pack_main", job, room)
+            for one in await asyncio.to_thread(self._missing, layers):
+                path = self.path(one.name)
+                await asyncio.to_thread(_remove_leftovers, path)
+                growing[one.name] = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            jobs = [one.to_json(growing[one.name]) for one in layers if one.name in growing]
+            result = await run_child("rollyard.images.pack_main", {"layers": jobs}, room) if jobs else {}
+            for name in list(growing)[: result.get("packed", 0)]:
+                growing[name].rename(self.path(name))
             if "failed" in result:
-                log.warning("the layer %s cannot be shared in %s: %s", name, self.folder, result["failed"])
-                return False
-            growing.rename(path)
-            return True
+                log.warning("layers cannot be shared in %s: %s", self.folder, result["failed"])
         except OSError as error:
-            log.warning("the layer %s cannot be shared in %s: %s", name, self.folder, error.strerror)
-            return False
+            log.warning("layers cannot be shared in %s: %s", self.folder, error.strerror)
         finally:
-            with contextlib.suppress(OSError):
-                growing.unlink(missing_ok=True)
+            for path in growing.values():
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _missing(self, layers: Sequence[PackJob]) -> list[PackJob]:
+        return [one for one in layers if not _touched(self.path(one.name))]
 
     async def _is_complete(self, path: Path) -> bool:
         """Wait for the end of the file, if it is missing. Delete a damaged file."""

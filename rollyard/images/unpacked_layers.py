@@ -24,7 +24,7 @@ from typing import Any, Self
 from rollyard.core.errors import ImageUnavailable
 from rollyard.images.base import FillRoom, too_big
 from rollyard.images.locks import FileLock, try_lock
-from rollyard.images.shared_layers import SharedLayers
+from rollyard.images.shared_layers import PackJob, SharedLayers
 from rollyard.images.unpack import BrokenLayer, LayerJob, unpack_differences
 
 ABOUT = "layer.json"
@@ -238,11 +238,12 @@ class HeldLayers:
 
     async def _publish(self, layers: Sequence[UnpackedLayer], room: FillRoom) -> None:
         """Write layers, the lowest first, into the shared tier, as far as they are not there."""
-        if self._shared is None:
-            return
-        for number, layer in enumerate(layers):
-            below = self.roots(layers[:number][::-1]) if layer.whole else ()
-            await self._shared.publish(layer.name, self._layers.root(layer.name), layer.names, below, room)
+        if self._shared is not None:
+            jobs = list[PackJob]()
+            for number, layer in enumerate(layers):
+                below = self.roots(layers[:number][::-1]) if layer.whole else ()
+                jobs.append(PackJob(layer.name, self._layers.root(layer.name), layer.names, below))
+            await self._shared.publish(jobs, room)
 
     def _held(self, names: Sequence[str]) -> list[UnpackedLayer]:
         """Return the layers that are complete, and keep them."""
