@@ -1,9 +1,10 @@
-"""One server and one proxy for all tests of this folder."""
+"""One server, one recorded training, one proxy and one browser for all tests of this folder."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ import pytest_asyncio
 
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.page_proxy.main import listen
-from tests.support.browser import Browser, chromium
+from rollyard.page_proxy.recording import RECORDING, read, restore
+from tests.support.browser import Browser, Tab, chromium
 from tests.support.manual_clock import ManualClock
 from tests.support.yard import Yard, end
 
 ANSWER_SECONDS = 30.0
+KEPT = re.compile(r"tasks-g[0-3]\.[0-9]")
+"""Rollouts of the recording that suffice: a long table only takes time."""
+READY = "document.querySelector('[role=status]')?.textContent.includes('live')"
 
 
 @dataclass
@@ -106,3 +111,26 @@ async def browser() -> AsyncIterator[Browser]:
     """One Chromium for all; each tab has cookies of its own."""
     async with chromium() as made:
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="package", scope="package")
+async def recorded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    """A server with a part of the recorded training."""
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    lines, began = read(RECORDING, made.folder / "model")
+    kept = [line for line in lines if line.table != "rollout" or KEPT.fullmatch(line.record["id"])]
+    await restore(kept, began, made.data)
+    made.start()
+    yield made
+    await end(made)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def opened(recorded: Yard, browser: Browser) -> AsyncIterator[tuple[Tab, str]]:
+    """A tab on the overview, and the page's address."""
+    async with AsyncExitStack() as stack:
+        proxy = await start(load_context(recorded.data / "admin.kubeconfig"), stack)
+        await proxy.get("/ui/")
+        tab = await browser.tab(proxy.address)
+        await tab.until(READY)
+        yield tab, proxy.page

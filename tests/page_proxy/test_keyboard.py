@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import ObjectKey
-from rollyard.page_proxy.recording import RECORDING, read, restore
-from tests.page_proxy.conftest import start
-from tests.page_proxy.test_pages import KEPT, READY
-from tests.support.browser import Browser, Tab
+from tests.page_proxy.conftest import READY
+from tests.support.browser import Tab
 from tests.support.until import until
-from tests.support.yard import Yard, end
+from tests.support.yard import Yard
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
 CONTROLS = {
@@ -43,29 +37,6 @@ FOCUSED = """(() => {
 })()"""
 KEYS = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), "ArrowRight": ("ArrowRight", 39, "")}
 POOL = ObjectKey(kind="RolloutPool", namespace="default", name="train")
-
-
-@pytest_asyncio.fixture(loop_scope="package", scope="module")
-async def recorded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
-    """A server with a part of the recorded training."""
-    made = Yard(tmp_path_factory.mktemp("yard"))
-    lines, began = read(RECORDING, made.folder / "model")
-    kept = [line for line in lines if line.table != "rollout" or KEPT.fullmatch(line.record["id"])]
-    await restore(kept, began, made.data)
-    made.start()
-    yield made
-    await end(made)
-
-
-@pytest_asyncio.fixture(loop_scope="package")
-async def opened(recorded: Yard, browser: Browser) -> AsyncIterator[tuple[Tab, str]]:
-    """A tab on the overview, and the page's address."""
-    async with AsyncExitStack() as stack:
-        proxy = await start(load_context(recorded.data / "admin.kubeconfig"), stack)
-        await proxy.get("/ui/")
-        tab = await browser.tab(proxy.address)
-        await tab.until(READY)
-        yield tab, proxy.page
 
 
 async def press(tab: Tab, name: str) -> None:

@@ -25,18 +25,15 @@ from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.trajectory import Outcome, Segment, Turn
 from rollyard.trajectory.columns import encode
-from tests.page_proxy.conftest import RunningProxy, start
+from tests.page_proxy.conftest import KEPT, READY, RunningProxy, start
 from tests.page_proxy.payloads import IN_ONE, PAYLOADS, TEXTS, hostile_text
 from tests.support import make
 from tests.support.browser import Browser, Tab
 from tests.support.yard import Yard, end
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
-KEPT = re.compile(r"tasks-g[0-3]\.[0-9]")
-"""Rollouts of the recording that suffice: a long table only takes time."""
 NAMESPACE = "hostile"
 LINKS = "[...document.querySelectorAll('a[href^=\"#/\"]')].map(link => link.getAttribute('href'))"
-READY = "document.querySelector('[role=status]')?.textContent.includes('live')"
 BUTTONS = "[...document.querySelectorAll('main button, main summary')]"
 MOST_BUTTONS = 12
 OUTSIDE = (

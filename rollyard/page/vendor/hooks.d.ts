@@ -1,7 +1,3 @@
-export type VNode = object;
-export type Child = VNode | string | number | boolean | null | undefined | Child[];
-export function html(strings: TemplateStringsArray, ...values: unknown[]): VNode;
-export function render(node: Child, parent: Element): void;
 export function useState<T>(initial: T | (() => T)): [T, (next: T | ((before: T) => T)) => void];
 export function useEffect(effect: () => void | (() => void), inputs?: unknown[]): void;
 export function useLayoutEffect(effect: () => void | (() => void), inputs?: unknown[]): void;
