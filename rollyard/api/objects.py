@@ -32,10 +32,11 @@ from rollyard.api.object_writes import (
     writable,
     write,
 )
-from rollyard.api.representation import list_body, respond_object, warn
+from rollyard.api.representation import list_body, respond_object, warn, with_warnings
 from rollyard.api.resources import RESOURCES, group_of, path_of, resource_of
 from rollyard.api.selectors import selector
 from rollyard.api.services import SERVICES
+from rollyard.api.slurm_warning import warn_while_slurm_is_away
 from rollyard.core.errors import BadRequest, Forbidden, Invalid, NotFound, UnsupportedMediaType
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.registry import KINDS, Pool
@@ -95,12 +96,15 @@ async def _list(request: web.Request) -> web.StreamResponse:
         metadata |= {"continue": page.token, "remainingItemCount": page.remaining}
     # In a thread, because a thousand objects take long enough to block the event loop.
     body = await asyncio.to_thread(list_body, request, resource, page.items, metadata)
-    return web.Response(body=body, content_type="application/json")
+    await warn_while_slurm_is_away(request, resource)
+    return with_warnings(request, web.Response(body=body, content_type="application/json"))
 
 
 async def _get(request: web.Request) -> web.Response:
     """Read an object."""
-    return respond_object(request, resource_of(request), await _read(request))
+    resource, found = resource_of(request), await _read(request)
+    await warn_while_slurm_is_away(request, resource)
+    return respond_object(request, resource, found)
 
 
 async def _read(request: web.Request) -> KindObject:

@@ -27,11 +27,15 @@ _FORMS = ("Table", "PartialObjectMetadata", "PartialObjectMetadataList")
 
 
 def respond(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
-    """Return a JSON response. The request's warnings become `Warning` headers, which kubectl prints.
+    """Return a JSON response with the request's warnings."""
+    return with_warnings(request, json_answer(body, status=status))
+
+
+def with_warnings(request: web.Request, response: web.Response) -> web.Response:
+    """Add the request's warnings to a response as `Warning` headers, which kubectl prints.
 
     RFC 7234, 5.5 defines the header; RFC 9110, 5.6.4 defines the quoting.
     """
-    response = json_answer(body, status=status)
     texts = list(request.get(WARNINGS, ()))
     if len(texts) > MAX_WARNINGS:
         texts[MAX_WARNINGS - 1 :] = [f"and {len(texts) - MAX_WARNINGS + 1} more warnings"]

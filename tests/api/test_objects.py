@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from rollyard.api.list_pages import KEPT_LISTS
 from rollyard.api.openapi import document
 from rollyard.api.resources import GROUP_VERSIONS, RESOURCES
-from rollyard.kinds.base import FINALIZER
+from rollyard.kinds.base import FINALIZER, ConditionUpdate, set_conditions
 from rollyard.kinds.foreign import Service
+from tests.support import make
 from tests.support.outside_api import Api, Serve
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
@@ -95,6 +97,30 @@ async def test_a_deletion_that_would_orphan_jobs_is_refused(serving: Serve) -> N
             status, told = await api.ask("DELETE", path, options)
             assert (status, "cannot outlive" in told["message"]) == (422, True), path
         assert (await api.ask("GET", f"{POOLS}/p"))[0] == 200
+
+
+async def test_answers_about_allocations_say_that_slurm_is_away(serving: Serve) -> None:
+    allocations = POOLS.replace("rolloutpools", "allocations")
+
+    async def warning(path: str) -> str:
+        async with api.http.get(api.url + path) as done:
+            assert done.status == 200
+            return done.headers.get("Warning", "")
+
+    async with serving() as api:
+        away = ConditionUpdate("SlurmReachable", False, "NoAnswer", "Slurm's queue is unknown since noon (it hangs)")
+        pool = make.rollout_pool("elsewhere", metadata={"namespace": "lab"})
+        await api.store.objects.create(pool)
+        await api.store.objects.create(make.allocation("swe-rp-0"))
+        for path in (allocations, f"{allocations}/swe-rp-0", "/apis/rollyard.dev/v1alpha1/allocations"):
+            assert await warning(path) == ""
+        stored = await api.store.objects.get(pool.key)
+        conditions = set_conditions([], [away], generation=1, now=datetime.now(UTC))
+        status = stored.status.model_copy(update={"conditions": conditions})
+        await api.store.objects.update(stored.model_copy(update={"status": status}), "status")
+        for path in (allocations, f"{allocations}/swe-rp-0", "/apis/rollyard.dev/v1alpha1/allocations"):
+            assert "Slurm's queue is unknown since noon (it hangs). States, nodes and times" in await warning(path)
+        assert await warning(POOLS) == "", "the conditions of a pool say it"
 
 
 async def test_a_dry_run_with_an_old_version_is_a_conflict_too(serving: Serve) -> None:
