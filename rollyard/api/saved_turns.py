@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from rollyard.api.auth import CLAIMS
@@ -12,7 +14,7 @@ from rollyard.api.snapshots import for_node_agent, send_stored
 from rollyard.api.uploads import store_uploads
 from rollyard.core.errors import Damaged, NotFound
 from rollyard.server.rollouts.saved_turns import split_turns
-from rollyard.trajectory.frames import framed
+from rollyard.trajectory.frames import framed, sealed
 from rollyard.wire.node import StoredTurns
 
 
@@ -31,7 +33,7 @@ async def _put(request: web.Request) -> web.Response:
 
 @accepts("namespace", "id", "fence")
 async def _get(request: web.Request) -> web.StreamResponse:
-    """Send what belongs to the turns as one frame, and a frame for each turn."""
+    """Send what belongs to the turns as one frame, and a frame for each turn, all sealed."""
     record, services = await leased_rollout(request), request.app[SERVICES]
     state, turns = await services.store.rollouts.saved_turns(record)
     about = StoredTurns(
@@ -39,7 +41,8 @@ async def _get(request: web.Request) -> web.StreamResponse:
         resumptions=list(state.resumptions),
     )
     frames = [framed(about.model_dump_json().encode()), *map(framed, turns)]
-    return await send_stored(request, frames, {"Content-Type": "application/octet-stream"})
+    body = await asyncio.to_thread(lambda: sealed(b"".join(frames)))
+    return await send_stored(request, [body], {"Content-Type": "application/octet-stream"})
 
 
 @accepts("namespace", "id", "fence")

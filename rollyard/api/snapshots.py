@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
@@ -19,7 +20,7 @@ from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
 from rollyard.server.rollouts.results import snapshot_of_turn
 from rollyard.store.base import BlobRef, RolloutRecord, StoredSnapshot
-from rollyard.trajectory.frames import frame_head, framed
+from rollyard.trajectory.frames import frame_head, framed, unsealed
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
 
 CONTENT_TYPE = "application/zstd"
@@ -51,11 +52,14 @@ async def _put(request: web.Request) -> web.Response:
     async with request.app[_BUDGET].reserve(min(request.content_length or most, most)):
         head, _, archive = bytes(await request_bodies.read(request, most)).partition(b"\n")
         try:
-            header = SnapshotHeader.from_wire(from_json(head, allow_inf_nan=False))
+            header = SnapshotHeader.from_wire(from_json(unsealed(head), allow_inf_nan=False))
         except (TypeError, ValueError) as error:
-            raise Invalid(f"the body does not begin with a SnapshotHeader: {error}") from None
+            raise Invalid(f"the body does not begin with a sealed SnapshotHeader: {error}") from None
         if bool(archive) == (header.error is not None):
             raise Invalid("a snapshot has either an archive or an error")
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(archive).hexdigest())
+        if header.sha256 not in ("", digest):
+            raise Invalid("the snapshot was damaged on its way: its digest does not match")
         await services.rollouts.store_snapshot(header, request[CLAIMS].subject, archive)
     return web.Response(status=204)
 

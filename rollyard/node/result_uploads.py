@@ -4,6 +4,7 @@ restart of the server."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from rollyard.sandbox.snapshot import SandboxSnapshot
 from rollyard.trajectory import Artifact, Outcome, RunResult, sampled_tokens
 from rollyard.trajectory.artifact import artifact_size, pack, unpack
 from rollyard.trajectory.columns import CONTENT_TYPE, Columns, columns_of, decode
-from rollyard.trajectory.frames import framed, unframed
+from rollyard.trajectory.frames import framed, sealed, unframed, unsealed
 from rollyard.wire.node import (
     MAX_RESULTS,
     MAX_SNAPSHOT_BYTES,
@@ -87,7 +88,7 @@ class ResultUploads:
     async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
         """Upload the archive of a snapshot. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
         the snapshot."""
-        await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
+        await self._put_data(SNAPSHOT, header.lease, sealed(header.model_dump_json().encode()) + b"\n" + archive)
 
     async def sandbox_snapshot(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
         """Upload a snapshot of a sandbox, once there is room for it in memory; None: the header says why there is none. Raises
@@ -98,16 +99,18 @@ class ResultUploads:
     async def turns(self, header: TurnsHeader, bodies: Sequence[bytes]) -> None:
         """Upload saved turns. Raises as `snapshot`."""
         data = header.model_dump_json(exclude_defaults=True).encode() + b"\n" + b"".join(map(framed, bodies))
-        await self._put_data(TURNS, header.lease, data)
+        await self._put_data(TURNS, header.lease, sealed(data))
 
     async def stored_turns(self, ref: LeaseRef) -> tuple[StoredTurns, list[bytes]]:
-        """Fetch the turns that were saved under earlier leases. Raises as `stored_run`."""
-        about, *bodies = unframed(await self._fetch(TURNS, ref))
+        """Fetch the turns that were saved under earlier leases. Raises as `stored_run`, and ValueError if they were damaged on
+        their way."""
+        about, *bodies = unframed(unsealed(await self._fetch(TURNS, ref)))
         return StoredTurns.model_validate_json(about, extra="ignore"), bodies
 
     async def turns_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
-        """Fetch the newest snapshot that was saved with the turns. Raises as `stored_run`."""
-        return _read_snapshot(await self._fetch(f"{TURNS}/snapshot", ref))
+        """Fetch the newest snapshot that was saved with the turns. Raises as `stored_run`; Invalid if it was damaged on its
+        way."""
+        return await asyncio.to_thread(_read_snapshot, await self._fetch(f"{TURNS}/snapshot", ref))
 
     async def ancestors(self, ref: LeaseRef) -> list[tuple[ForkPoint, Outcome]]:
         """Fetch the rollouts from which a rollout goes on, each with its last turn, the first one first. Raises as
@@ -116,12 +119,12 @@ class ResultUploads:
         return await asyncio.to_thread(_read_ancestors, unframed(frames))
 
     async def fork_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
-        """Fetch the snapshot from which a rollout goes on. Raises as `stored_run`."""
-        return _read_snapshot(await self._fetch("/v1/node/fork/snapshot", ref))
+        """Fetch the snapshot from which a rollout goes on. Raises as `turns_snapshot`."""
+        return await asyncio.to_thread(_read_snapshot, await self._fetch("/v1/node/fork/snapshot", ref))
 
     async def run_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
-        """Fetch the last snapshot of RUN that was uploaded under an earlier lease. Raises as `stored_run`."""
-        return _read_snapshot(await self._fetch("/v1/node/run/snapshot", ref))
+        """Fetch the last snapshot of RUN that was uploaded under an earlier lease. Raises as `turns_snapshot`."""
+        return await asyncio.to_thread(_read_snapshot, await self._fetch("/v1/node/run/snapshot", ref))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
@@ -219,8 +222,14 @@ def _read_ancestors(frames: Sequence[bytes]) -> list[tuple[ForkPoint, Outcome]]:
 
 
 def _read_snapshot(frames: bytes) -> tuple[RolloutSnapshot, bytes]:
-    about, archive = unframed(frames)
-    return RolloutSnapshot.model_validate_json(about, extra="ignore"), archive
+    try:
+        head, archive = unframed(frames)
+        about = RolloutSnapshot.model_validate_json(head, extra="ignore")
+    except ValueError as error:
+        raise Invalid(f"the snapshot was damaged on its way: {error}") from None
+    if hashlib.sha256(archive).hexdigest() != about.sha256:
+        raise Invalid("the snapshot was damaged on its way: its digest does not match")
+    return about, archive
 
 
 def _read_outcome(frame: bytes) -> Outcome:

@@ -99,6 +99,7 @@ class ResumeSnapshots:
         header = SnapshotHeader(
             lease=self._ref,
             turn=turn,
+            sha256=snapshot.sha256,
             archive_bytes=snapshot.archive_bytes,
             files=snapshot.files,
             image=self._sandbox.image.fingerprint,

@@ -122,6 +122,7 @@ class RunSnapshots:
 def _described(header: SnapshotHeader, snapshot: SandboxSnapshot) -> SnapshotHeader:
     return header.model_copy(
         update={
+            "sha256": snapshot.sha256,
             "archive_bytes": snapshot.archive_bytes,
             "files": snapshot.files,
             "left_out": list(snapshot.left_out),

@@ -1,8 +1,12 @@
-"""Frames: several byte strings in one body, each preceded by its length in eight bytes (little-endian)."""
+"""Frames: several byte strings in one body, each preceded by its length in eight bytes (little-endian). Seals: bytes behind
+their digest, which shows whether they arrive as they were sent."""
 
 from __future__ import annotations
 
+import hashlib
+
 LENGTH_BYTES = 8
+DIGEST_CHARS = 64
 
 
 def framed(data: bytes) -> bytes:
@@ -25,3 +29,16 @@ def unframed(body: bytes) -> list[bytes]:
             raise ValueError("the last frame is incomplete")
         found.append(body[start:at])
     return found
+
+
+def sealed(data: bytes) -> bytes:
+    """Return the data behind its digest, which has no line end."""
+    return hashlib.sha256(data).hexdigest().encode() + data
+
+
+def unsealed(body: bytes) -> bytes:
+    """Return the data behind a digest. Raises ValueError if it is not what was sealed."""
+    data = body[DIGEST_CHARS:]
+    if sealed(data) != body:
+        raise ValueError("it was damaged on its way: its digest does not match")
+    return data

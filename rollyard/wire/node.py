@@ -29,6 +29,7 @@ IMAGE_REASON = IMAGE_UNAVAILABLE.reason
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """`HandBack.reason` of a lease that the node agent cannot parse, because the node agent is older than the server."""
 STOPPED_REASON, WALLTIME_REASON, DRAIN_REASON = "NodeAgentStopped", "WalltimeEnds", "Drained"
+CANNOT_MOVE_REASON = "CannotMove"
 """`HandBack.reason` of a rollout that leaves its node agent: at a signal, before the walltime ends, and at the end of a drain's
 grace."""
 CLOSE_HELLO_EXPECTED = 4408
@@ -149,8 +150,8 @@ class Hello(WireMessage):
     failed_kinds: dict[str, str] = {}
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
     resumable_kinds: list[str] = []
-    """Task kinds whose rollouts can go on elsewhere: their handlers have no environment, and no agent loop that cannot be
-    repeated."""
+    """Task kinds whose rollouts may go on elsewhere: their handlers have no agent loop that cannot be repeated. A rollout whose
+    environment cannot be saved is handed back if the walltime is too short for it."""
     ready_images: list[str] = []
     """Names, in normal form, of the images of registries that are complete on the node."""
 
@@ -438,9 +439,12 @@ class ResultHeader(WireMessage):
 
 
 class SnapshotHeader(WireMessage):
-    """First line of an uploaded snapshot. The compressed archive follows, or nothing if there is an `error`."""
+    """First line of an uploaded snapshot, sealed (`trajectory/frames.py`). The compressed archive follows, or nothing if there
+    is an `error`."""
 
     lease: LeaseRef
+    sha256: str = ""
+    """Digest of the archive. Empty: it is not checked."""
     turn: int = Field(ge=0, le=1 << 31)
     archive_bytes: StoredCount = 0
     files: StoredCount = 0
@@ -455,7 +459,8 @@ class SnapshotHeader(WireMessage):
 
 
 class TurnsHeader(WireMessage):
-    """First line of an upload of saved turns (`trajectory/saved_turn.py`). A frame for each new turn follows, compressed.
+    """First line of an upload of saved turns (`trajectory/saved_turn.py`). A frame for each new turn follows, compressed. The
+    upload is sealed (`trajectory/frames.py`).
 
     The first `kept` stored turns stay, and the new ones follow them. So an upload may be repeated.
     """

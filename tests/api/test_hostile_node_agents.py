@@ -14,7 +14,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 from rollyard.server.rollouts import missing_images
-from rollyard.trajectory.frames import framed
+from rollyard.trajectory.frames import framed, sealed
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.base import WireMessage
 from rollyard.wire.node import (  # fmt: skip
@@ -84,10 +84,8 @@ async def test_leases_of_others_stay_with_their_holders(serving: Serve, tmp_path
         record = await api.parts.rollouts.get("default", "r")
         assert (record.status, record.holder, record.fence) == (Status.RUNNING, "u/i", 1)
         assert api.parts.rollouts.leases.get(record.key) is not None
-        upload = (
-            header(ref, 1).model_dump_json().replace('"turn":1,', f'"turn":{10**30},').encode()
-            + b"\na turn that no database holds"
-        )
+        forged_header = header(ref, 1).model_dump_json().replace('"turn":1,', f'"turn":{10**30},').encode()
+        upload = sealed(forged_header) + b"\na turn that no database holds"
         headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
         async with api.http.put(f"{api.url}/v1/node/snapshot", data=upload, headers=headers) as answer:
             assert answer.status == 422

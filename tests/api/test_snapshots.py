@@ -23,6 +23,7 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.server.rollouts import lease_reports
+from rollyard.trajectory.frames import sealed
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.node import LeaseRef, SnapshotHeader, TurnsHeader
 from tests.api.test_columns import RUN, a_client, leased, node_agent
@@ -101,7 +102,7 @@ async def test_a_client_that_does_not_read_keeps_no_snapshot_in_memory(
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 24 << 20)
     async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
-        body = BytesIO(header(ref, 2).model_dump_json().encode() + b"\n" + bytes(24 << 20))
+        body = BytesIO(sealed(header(ref, 2).model_dump_json().encode()) + b"\n" + bytes(24 << 20))
         headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
         async with api.http.put(f"{api.url}/v1/node/snapshot", data=body, headers=headers) as answer:
             assert answer.status == 204

@@ -288,6 +288,7 @@ SAMPLES = (
     SnapshotHeader(
         lease=REF,
         turn=2,
+        sha256="0" * 64,
         archive_bytes=20480,
         files=3,
         left_out=["/tmp/socket"],

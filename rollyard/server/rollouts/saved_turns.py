@@ -16,7 +16,7 @@ from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.step import Event, SnapshotTaken, TurnsSaved, check_fence
 from rollyard.store.base import RolloutRecord, StoredSnapshot
 from rollyard.store.rollout_transaction import Transaction
-from rollyard.trajectory.frames import unframed
+from rollyard.trajectory.frames import unframed, unsealed
 from rollyard.wire.node import SnapshotHeader, TurnsHeader
 
 MAX_HEADER_BYTES = 64 << 10
@@ -35,11 +35,11 @@ class TurnsUpload:
 
 
 def split_turns(body: bytes) -> TurnsUpload:
-    """Split an upload into the header (one line of JSON) and the turns. Raises Invalid."""
-    line, newline, rest = body.partition(b"\n")
-    if not newline or len(line) > MAX_HEADER_BYTES:
-        raise Invalid("saved turns must be one line of JSON (TurnsHeader), followed by a frame for each turn")
+    """Split a sealed upload into the header (one line of JSON) and the turns. Raises Invalid."""
     try:
+        line, newline, rest = unsealed(body).partition(b"\n")
+        if not newline or len(line) > MAX_HEADER_BYTES:
+            raise ValueError("a line of JSON (TurnsHeader) must come before the frames of the turns")
         header, bodies = TurnsHeader.model_validate_json(line, extra="ignore"), unframed(rest)
         sizes = [zstandard.get_frame_parameters(frame).content_size for frame in bodies]
     except (ValueError, zstandard.ZstdError) as error:

@@ -34,7 +34,7 @@ from rollyard.store.base import BlobRef, RolloutRecord
 from rollyard.store.blobs import PackWriter
 from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.writer import WriteUnit
-from rollyard.trajectory.frames import framed
+from rollyard.trajectory.frames import framed, sealed
 from rollyard.wire.node import LeaseRef, SnapshotHeader, TurnsHeader
 from tests.support.make import rollout
 
@@ -305,8 +305,12 @@ def test_a_rollout_and_a_pool_have_limits(
 def test_what_is_no_upload_of_turns_is_refused() -> None:
     head = TurnsHeader(lease=LeaseRef(namespace="default", id="r", fence=1), kept=0).model_dump_json().encode() + b"\n"
     body = zstandard.compress(b"{}")
-    assert split_turns(head + framed(body)).bodies == [body]
+    assert split_turns(sealed(head + framed(body))).bodies == [body]
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(b"{}")
     for wrong in (b"", b"{}\n", head + b"1", head + framed(b"no zstd"), head + framed(unsized)):
         with pytest.raises(Invalid):
-            split_turns(wrong)
+            split_turns(sealed(wrong))
+    upload = sealed(head + framed(body))
+    for place in range(len(upload)):
+        with pytest.raises(Invalid, match="damaged on its way"):
+            split_turns(upload[:place] + bytes([upload[place] ^ 1]) + upload[place + 1 :])
