@@ -7,6 +7,7 @@ from rollyard.kinds.base import WireModel
 LOSSES = {
     "WalltimeEnds": "its walltime ended",
     "Drained": "its allocation was drained",
+    "CannotMove": "its environment cannot be saved, and the walltime was too short for all of RUN",
     "NodeAgentStopped": "its node agent was stopped",
     "Expired": "its node agent was silent",
     "NotReceived": "its node agent never got it",

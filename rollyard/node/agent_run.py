@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 
 from rollyard.core.errors import AllocationEnds, Invalid, ResumeFailed, SandboxLost, StageTimeout, TaskError
 from rollyard.core.failpoints import failpoint
+from rollyard.gateway.session.saved_calls import SavedCalls
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.gateway.session.stored_call import StoredCall
 from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import ForkPoint, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE
 from rollyard.node.agent_loop import AgentProgress, run_agent
 from rollyard.node.allocation_end import AllocationEnd
+from rollyard.node.call_saver import CallSaver
 from rollyard.node.fork import go_on_from
 from rollyard.node.harness import Harness
 from rollyard.node.lease_models import LeaseModels
@@ -38,6 +41,8 @@ from rollyard.trajectory import Outcome, SavedTurn, Segment, Turn
 from rollyard.wire.node import Lease
 from rollyard.wire.tool_proof import ToolProof
 
+ReportReplay = Callable[[Replay, int], Awaitable[None]]
+"""Function that reports where a lease goes on, with the number of saved turns that stay on the server as they are."""
 TurnEnded = Callable[[int], Awaitable[None]]
 """Function that is called after a turn, with its number."""
 LEAST_TURNS_LEFT = 1.5
@@ -269,8 +274,10 @@ class CommandRun:
         template: ChatTemplate,
         tools: ToolProof,
         policy: LeaseSampler,
+        saver: TurnSaver,
+        end: AllocationEnd,
     ) -> None:
-        """`tools`: whether calls under this template are read."""
+        """`tools`: whether calls under this template are read. `saver`, `end`: as of `save`."""
         self._lease = lease
         self._policy = policy
         self._prompt = handler.prompt(lease.task)
@@ -287,7 +294,11 @@ class CommandRun:
             sample_index=lease.sample_index,
             context=lease.budgets.context_tokens,
         )
-        self._session = GatewaySession(secrets.token_hex(16), template, policy, config)
+        self._saver = saver
+        self._calls = CallSaver(saver, end, self._spent, self._leave)
+        self._session = GatewaySession(secrets.token_hex(16), template, policy, config, journal=self._calls)
+        self._saved: SavedCalls | None = None
+        self._budget = self._used = 0.0
         self.harness = Harness(sandbox, self._session)
         self._status = Status.TRUNCATED
         self._metrics: dict[str, float] = {}
@@ -318,15 +329,62 @@ class CommandRun:
             )
         )
 
+    def play_again(self, saved: Sequence[SavedTurn], report: ReportReplay) -> None:
+        """Answer the command's requests with the saved calls of an earlier lease, as long as they are the same. `report`: as of
+        `OwnLoopRun.play_again`."""
+
+        async def report_calls(given: int, why: str | None) -> None:
+            limit, now = self._policy.failover.limit, asyncio.get_running_loop().time()
+            self._used = saved[given - 1].run_seconds if given else 0.0
+            if limit is not None and not limit.expired():
+                limit.reschedule(now + max(0.0, self._budget - self._used))
+            failpoint("after-replay")
+            await report(Replay(given, given, why), given)
+
+        calls = [StoredCall.from_json(one.call) for one in saved if one.call is not None]
+        self._saved = SavedCalls(calls, report_calls)
+        self._session.answer_again(self._saved)
+
+    def save(self) -> None:
+        """Save the calls from now on. The command ends with AllocationEnds before the end of the allocation."""
+        self._saver.begin(None, held=self._saved is not None)
+
+    async def suspend(self, grace: float) -> None:
+        """Wait until the server has the calls. One that is under way is finished first, if it takes no longer than `grace`
+        seconds; the command gets no more answers."""
+        self._calls.leaving = True
+        if self._session.in_flight:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self._calls.paused.wait()
+        if self._overdue:  # else it has ended
+            await self._saver.flush()
+
+    def _leave(self, reason: str) -> None:
+        if not self._session.failure.done():
+            self._session.failure.set_result(AllocationEnds(reason))
+
+    def _spent(self) -> float:
+        """Return the seconds of the budget so far, with those of earlier leases."""
+        ends = self._policy.failover.limit.when() if self._policy.failover.limit is not None else None
+        return self._budget - (ends - asyncio.get_running_loop().time()) if ends is not None else self._used
+
     async def run(self, budget: float) -> AgentResult:
-        """Run the command to its end, or for `budget` seconds. Then it is stopped, and the tokens sampled so far are kept.
-        Raises as `Harness.run`."""
-        self._cut_short = budget_ended(budget)
-        with contextlib.suppress(TimeoutError):
+        """Run the command to its end, or for `budget` seconds, in which the calls of earlier leases count. Then it is stopped,
+        and the tokens sampled so far are kept. Raises as `Harness.run`, and StageTimeout if saved calls are left then."""
+        self._cut_short, self._budget = budget_ended(budget), budget
+        try:
             async with asyncio.timeout(budget) as self._policy.failover.limit:
                 self._status, code = await self.harness.run(self._lease.agent, self._prompt)
                 self._metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 self._overdue, self._cut_short = False, self.harness.cut_short
+                if self._saved is not None:
+                    await self._saved.end("the command ended before it")
+        except TimeoutError:
+            if self._saved is not None and not self._saved.ended:
+                raise StageTimeout(f"answering saved calls again took more than {budget:g} s") from None
+        finally:
+            self._calls.paused.set()
         return await self.result()
 
 

@@ -43,8 +43,8 @@ from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, TurnEnded, restore
-from rollyard.node.allocation_end import AllocationEnd
+from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, ReportReplay, TurnEnded, restore
+from rollyard.node.allocation_end import LAST_SECONDS, AllocationEnd
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.check_run import run_check
 from rollyard.node.eval_files import EvalFiles, check_image
@@ -74,7 +74,7 @@ from rollyard.tasks.own_tools import OfferedTool
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.trajectory import Artifact, Outcome, RunResult, Timings, Turn, sampled_tokens
-from rollyard.wire.node import ImageFault, Lease, LeaseRef
+from rollyard.wire.node import CANNOT_MOVE_REASON, WALLTIME_REASON, ImageFault, Lease, LeaseRef
 from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
@@ -325,16 +325,19 @@ class LeaseRun:
     async def _saved_work(self, handler: GuardedHandler) -> SavedWork:
         if not self._lease.saved_turns:
             return SavedWork()
-        stored, bodies = await self._node.uploads.stored_turns(self.ref)
+        unread = "the saved turns cannot be read: {}"
+        try:
+            stored, bodies = await self._node.uploads.stored_turns(self.ref)
+        except ValueError as error:
+            return SavedWork((), None, (), self._lease.saved_turns, unread.format(error))
         if never := why_never(self._lease, differs=handler.loop_differs):
             return SavedWork((), None, tuple(stored.resumptions), len(bodies), never)
         try:
             turns = await asyncio.to_thread(unpacked, bodies)
         except ValueError as error:
-            return SavedWork(
-                (), None, tuple(stored.resumptions), len(bodies), f"the saved turns cannot be read: {error}"
-            )
-        snapshot, spec = None if handler.has_loop else stored.snapshot, self._specs.run
+            return SavedWork((), None, tuple(stored.resumptions), len(bodies), unread.format(error))
+        from_start = handler.has_loop or self._lease.agent.command is not None
+        snapshot, spec = None if from_start else stored.snapshot, self._specs.run
         has_network = spec.host_network or bool(spec.allowed_hosts)
         began_so = any(one.snapshot for one in stored.resumptions)
         if snapshot is not None and not prefers_snapshot(
@@ -477,6 +480,9 @@ class LeaseRun:
         assert self._saver is not None
         forgets = environment is not None and not environment.saves
         never = why_never(lease, differs=handler.loop_differs, forgets=forgets)
+        end = self._node.end
+        if forgets and lease.resume and end.reason == WALLTIME_REASON and end.is_near(budget - LAST_SECONDS):
+            raise AllocationEnds(CANNOT_MOVE_REASON)  # it was placed here as one that can move
         if lease.lost and not saved.turns:
             why = never or saved.failed or "no turn was saved"
             begun_again = Resumption(turn=0, reason=lease.lost, node=lease.lost_node, dropped=saved.count, why=why)
@@ -484,8 +490,14 @@ class LeaseRun:
             self._saver.resume(begun_again, 0)
             await self._saver.flush()  # it deletes snapshots of dropped turns; later it would delete new ones
         if lease.agent.command is not None:
-            command = CommandRun(lease, handler, sandbox, template, tools, policy)
+            command = CommandRun(lease, handler, sandbox, template, tools, policy, self._saver, self._node.end)
             self._live_turns, self._harness = command.turns, command.harness
+            if never is None:
+                self._begin_movable(command)
+                if saved.turns:
+                    command.play_again(saved.turns, self._replay_report(saved))
+                command.save()
+                self._stop_if_looked_into()
             ran = await command.run(budget)
             if command.tools_refused and not sampled_tokens(ran.segments):
                 raise ToolCallsUnreadable(tools.message)
@@ -507,19 +519,17 @@ class LeaseRun:
 
             try:
                 if never is None:
-                    if self._node.end.is_near():
-                        raise AllocationEnds(self._node.end.reason)
-                    self._suspend = loop.suspend
+                    self._begin_movable(loop)
                     if isinstance(loop, OwnLoopRun):
-                        self._play_again_in(loop, saved)
+                        if saved.turns:
+                            loop.play_again(saved.turns, self._replay_report(saved))
                         loop.save_with(self._saver, self._node.end)
                     else:
                         if saved.turns:
                             await self._play_again(loop, saved, turn_ended)
                         assert self._resume_snapshots is not None
                         loop.save_with(self._saver, self._resume_snapshots, self._node.end)
-                    if self._looks["looks"]:  # in INIT, or while the saved turns were played again
-                        self._saver.stop(LOOKED_INTO)
+                    self._stop_if_looked_into()
                 ran = await loop.run(budget, turn_ended)
             except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.
@@ -543,8 +553,17 @@ class LeaseRun:
         loop.report(self._saver, resumption, changed=replay.changed)
         await self._saver.flush()  # as in `_agent`
 
-    def _play_again_in(self, loop: OwnLoopRun, saved: SavedWork) -> None:
-        """Let the loop begin with the turns of earlier leases."""
+    def _begin_movable(self, agent: LoopRun | OwnLoopRun | CommandRun) -> None:
+        """Let the agent leave this node. Raises AllocationEnds if it must leave at once."""
+        if self._node.end.is_near():
+            raise AllocationEnds(self._node.end.reason)
+        self._suspend = agent.suspend
+
+    def _stop_if_looked_into(self) -> None:
+        if self._looks["looks"] and self._saver is not None:  # in INIT, or while the saved turns were played again
+            self._saver.stop(LOOKED_INTO)
+
+    def _replay_report(self, saved: SavedWork) -> ReportReplay:
         began, saver = time.monotonic(), self._saver
         assert saver is not None
 
@@ -552,8 +571,7 @@ class LeaseRun:
             saver.resume(self._resumed(saved, replay, time.monotonic() - began), stored)
             await saver.flush()  # as in `_agent`
 
-        if saved.turns:
-            loop.play_again(saved.turns, report)
+        return report
 
     def _resumed(self, saved: SavedWork, replay: Replay, seconds: float) -> Resumption:
         resumption = saved.resumption(self._lease, replay, seconds)

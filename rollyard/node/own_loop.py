@@ -37,12 +37,12 @@ from rollyard.node.agent_loop import (
     turns_ended,
     with_turn_seed,
 )
-from rollyard.node.agent_run import LEAST_TURNS_LEFT, AgentResult, LoopParts, budget_ended, unread
+from rollyard.node.agent_run import LEAST_TURNS_LEFT, AgentResult, LoopParts, ReportReplay, budget_ended, unread
 from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.lease_models import LeaseModels
 from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.loop_replay import LoopReplay
-from rollyard.node.replay import Replay, add_saved, call_again
+from rollyard.node.replay import add_saved, call_again
 from rollyard.node.tool_execution import Tools
 from rollyard.node.turn_saver import TurnSaver
 from rollyard.tasks.base import Message
@@ -79,7 +79,7 @@ class OwnLoopRun:
         self._saver: TurnSaver | None = None
         self._end_of_allocation: AllocationEnd | None = None
         self._replay = LoopReplay((), has_network=False)
-        self._report: Callable[[Replay, int], Awaitable[None]] | None = None
+        self._report: ReportReplay | None = None
         """Function that reports where this run went on; None if it has reported, or there is nothing to report."""
         self._budget = 0.0
         self._leaving: AllocationEnds | None = None
@@ -285,7 +285,7 @@ class OwnLoopRun:
         saver.begin(Tools(self._parts.offered, self._parts.sandbox, 0.0), held=self._report is not None)
         self._saver, self._end_of_allocation = saver, end
 
-    def play_again(self, saved: Sequence[SavedTurn], report: Callable[[Replay, int], Awaitable[None]]) -> None:
+    def play_again(self, saved: Sequence[SavedTurn], report: ReportReplay) -> None:
         """Give the saved turns of an earlier lease to the loop, as long as it asks for them. `report` is called once, when all
         are given or dropped, with the number of turns that stay on the server as they are."""
         spec = self._parts.sandbox.spec

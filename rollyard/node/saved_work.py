@@ -62,8 +62,6 @@ def why_never(lease: Lease, *, differs: bool, forgets: bool = False) -> str | No
     its own that cannot be repeated. `forgets`: the task has an environment that cannot save its state."""
     if not lease.resume:
         return "`resume` is never in its pool or its request"
-    if lease.agent.type != "loop":
-        return "a command keeps its state in its own processes"
-    if differs:
+    if differs and lease.agent.command is None:
         return "the task kind says that its agent loop cannot be repeated"
     return "the task's environment cannot save its state: it has no `state` and `restore`" if forgets else None

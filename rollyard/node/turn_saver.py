@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.5
 """Least time between two uploads of one rollout. Turns that end sooner are uploaded together."""
-_COMPRESSOR = zstandard.ZstdCompressor(1)
+LEVEL = 1
+_COMPRESSOR = zstandard.ZstdCompressor(LEVEL, write_checksum=True)
 
 
 class TurnSaver:
@@ -51,8 +52,8 @@ class TurnSaver:
         self._all_stored.set()
         self._task = asyncio.create_task(self._upload_all())
 
-    def begin(self, tools: Tools, *, held: bool = False) -> None:
-        """Save the turns from now on. `held`: upload none before `resume`."""
+    def begin(self, tools: Tools | None, *, held: bool = False) -> None:
+        """Save the turns from now on. `tools`: None if the rollout calls none of ours. `held`: upload none before `resume`."""
         self._tools, self.stopped, self._held = tools, "", held
 
     def resume(self, resumption: Resumption, stored: int) -> None:
@@ -87,8 +88,13 @@ class TurnSaver:
         names = [call["name"] for call in run.turns[-1].tool_calls]
         if once := [name for name in names if not self._tools.is_repeatable(name)]:
             return self.stop(f"a call of the tool {once[0]!r} cannot be repeated")
-        self._waiting.append(packed(run, spent))
-        self._wake()
+        self.save(packed(run, spent))
+
+    def save(self, body: bytes) -> None:
+        """Save a compressed turn."""
+        if not self.stopped:
+            self._waiting.append(body)
+            self._wake()
 
     async def flush(self) -> None:
         """Wait until the server has all saved turns, or takes no more."""

@@ -288,9 +288,9 @@ class GuardedHandler(_Guarded):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether rollouts of this kind can go on elsewhere: nothing of the handler keeps a state in the node agent that is not
-        made again."""
-        return not self.loop_differs and self._make_environment is None
+        """Whether rollouts of this kind may go on elsewhere. Those with an environment may if it can be saved, which is known
+        when it is made."""
+        return not self.loop_differs
 
     @property
     def has_loop(self) -> bool:

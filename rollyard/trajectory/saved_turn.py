@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from rollyard.kinds.base import WireModel
 from rollyard.trajectory.role_call import RoleCall
@@ -32,6 +32,9 @@ class SavedTurn(WireModel):
     """Number of the conversation, from 0 on, in the order in which a task kind's own loop began them."""
     max_tokens: int | None = None
     """Greatest length of the turn that a task kind's own loop asked for."""
+    call: dict[str, Any] | None = None
+    """Call of a command's session, as `StoredCall` has it, with all its sampled turns. Then `turn` is the last of them, to look
+    at, and `token_ids`, `logprobs` and `prompt_digest` are empty."""
     role_calls: list[RoleCall] = []
     """Calls of models by role that the environment made since the turn before."""
 

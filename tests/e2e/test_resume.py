@@ -31,6 +31,7 @@ from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files
 from tests.support.looped_tasks import ENTRY_POINTS
 from tests.support.scripted_agent import call
 from tests.support.scripted_engine import SAMPLED, scripted_pool
+from tests.support.shell_agent import SHELL_AGENT
 from tests.support.shown import page_tab
 from tests.support.small_games import Ledger
 from tests.support.yard import MODEL, ROOT, Yard, end, kill
@@ -74,6 +75,7 @@ NAMES = {
     "shown-1": file_turns(TURNS, 5, "sleep 2"),
     "played-1": PLAYED,
     "forgetful-1": PLAYED,
+    "command-1": [f"{SLOW}; printf %s {'NONCE-' * n} >> f0" for n in range(1, TURNS)] + ["exit"],
     **{f"planner-{name}": ["Write files.", "Well done."] for name in LOOPED},
     **{f"worker-{name}": file_turns(TURNS, seed, SLOW) for seed, name in enumerate(LOOPED)},
 } | {
@@ -322,6 +324,34 @@ async def test_a_loop_of_its_own_gets_its_turns_as_long_as_it_asks_for_them(
         await check_files(client, one)
         told = [str(x.message) for x in (await client.rollout_history(one.id)).entries if x.event == "Resumed"]
         assert any(line.endswith(resumption.sentence) for line in told)
+
+
+async def test_a_command_gets_its_answers_as_long_as_it_asks_the_same(resuming: tuple[Yard, AsyncClient]) -> None:
+    yard, client = resuming
+    (id,) = await client.submit([request("command-1", type="command", command=SHELL_AGENT)])
+
+    async def some_saved() -> list[SavedTurn]:
+        found = await asyncio.to_thread(saved_turns, yard, id)
+        return found if len(found) >= 4 else []
+
+    await yard.until(some_saved)
+    await kill_holder(yard, client, id)
+    before = saved_turns(yard, id)
+    assert [turn.text for turn in await client.saved_turns(id)][: len(before)] == [one.turn.text for one in before]
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.status, ended.error, len(ended.turns)) == (Status.COMPLETED, None, TURNS)
+    resumption = next(found for found in ended.resumptions if found.turn)
+    assert (resumption.turn, resumption.dropped, resumption.why) == (len(before), 0, None)
+    assert sampled(yard, id) <= TURNS + 2 or len(ended.resumptions) > 1, "only what was under way"
+    (segment,) = ended.segments
+    for saved, turn in zip(before, ended.turns, strict=False):
+        (was,) = (saved.call or {})["turns"]
+        answer = slice(turn.prompt_length, turn.prompt_length + turn.response_length)
+        assert (segment.token_ids[answer], segment.logprobs[answer]) == (was["ids"], was["logprobs"])
+        assert segment.weights_version[answer] == [version for version, n in was["versions"] for _ in range(n)]
+    written = "".join(turn.text.split()[-3] for turn in ended.turns[:-1])
+    last = (await client.snapshots(id))[-1]
+    assert files_in(await client.snapshot(id, last.turn))["f0"] == written
 
 
 async def killed_at(yard: Yard, client: AsyncClient, point: str, name: str) -> str:

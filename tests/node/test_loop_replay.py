@@ -63,7 +63,10 @@ class Saver:
     def begin(self, tools: Any, *, held: bool) -> None: ...
 
     def goes_on(self, run: AgentProgress, spent: float) -> None:
-        self.bodies.append(packed(run, spent))
+        self.save(packed(run, spent))
+
+    def save(self, body: bytes) -> None:
+        self.bodies.append(body)
 
     async def flush(self) -> None: ...
 

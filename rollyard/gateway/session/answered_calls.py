@@ -59,7 +59,7 @@ class AnsweredCalls:
         recorded: Sequence[RecordedTurn],
     ) -> list[ChatResponse]:
         """Add a recorded call to the journal; return its answers. `begun`: number of turns that were begun before it."""
-        identity = _identity(prepared.request_key, wanted)
+        identity = identity_of(prepared.request_key, wanted)
         self._note_turns(identity, recorded, held=True)
         if self._journal is not None:
             # The alternatives to each token would take many times as much space as the tokens.
@@ -70,7 +70,7 @@ class AnsweredCalls:
 
     def repeated(self, request_key: str, wanted: SamplingOverrides) -> list[ChatResponse] | None:
         """Return the answers that did not arrive if this call repeats theirs."""
-        return self._undelivered.take(_identity(request_key, wanted))
+        return self._undelivered.take(identity_of(request_key, wanted))
 
     async def flush(self) -> None:
         """Return when all calls are durable. Raises GatewayError."""
@@ -106,6 +106,6 @@ class AnsweredCalls:
             self._journal.note_delivered(first)
 
 
-def _identity(request_key: str, wanted: SamplingOverrides) -> str:
+def identity_of(request_key: str, wanted: SamplingOverrides) -> str:
     """Return a digest by which the repetition of a call is recognised."""
     return hashlib.sha256(f"{request_key}\0{wanted}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -20,6 +20,7 @@ from rollyard.core.errors import (
     AnswerRefused,
     ContextExceeded,
     EndpointRefused,
+    ResumeFailed,
     RollyardError,
     TaskError,
     TemplateUnusable,
@@ -40,11 +41,12 @@ from rollyard.gateway.requests.call_errors import (
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Piece, SendPiece
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
 from rollyard.gateway.requests.tool_results import check_tool_results
-from rollyard.gateway.session.answered_calls import AnsweredCalls, CallJournal
+from rollyard.gateway.session.answered_calls import AnsweredCalls, CallJournal, identity_of
 from rollyard.gateway.session.chat_to_ids import PreparedChat
 from rollyard.gateway.session.parallel_sampling import ParallelSampling, SessionSampler, TimedSample
 from rollyard.gateway.session.prompt_history import PreparedPrompt
 from rollyard.gateway.session.recorded_turns import RecordedTurn, RecordedTurns
+from rollyard.gateway.session.saved_calls import SavedCalls
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig, max_body
 from rollyard.gateway.session.stored_call import StoredCall, StoredChat, StoredPrompt
@@ -119,6 +121,7 @@ class GatewaySession:
         constraint = STRUCTURED if is_constrained(config.sampling) else None
         self._recorded = RecordedTurns(template, self._parser_for, constraint)
         self._answered = AnsweredCalls(journal)
+        self._saved: SavedCalls | None = None
         self.segments = self._recorded.segments
         self.turns = self._recorded.turns
         self.breaks = self._recorded.breaks
@@ -135,6 +138,10 @@ class GatewaySession:
         self._calls_admitted = 0
         """Number of calls that were answered or may still be answered."""
         self._sampling = ParallelSampling(template, policy)
+
+    def answer_again(self, saved: SavedCalls) -> None:
+        """Give these answers to the same requests, before anything is sampled."""
+        self._saved = saved
 
     def restore(self, calls: Iterable[tuple[StoredCall, bool]]) -> None:
         """Add stored calls to a new session, each with whether its answer was delivered. Run this in a thread: it renders
@@ -323,7 +330,10 @@ class GatewaySession:
     async def _repeat(
         self, key: Callable[[], str], wanted: SamplingOverrides, on_piece: SendPiece | None
     ) -> list[ChatResponse] | None:
-        """Return the recorded answers if this call repeats one whose answers were not delivered. Raises GatewayError."""
+        """Return the recorded answers if this call repeats one whose answers were not delivered, or one of an earlier session.
+        Raises GatewayError."""
+        if self._saved is not None:
+            await self._restore_saved(self._saved, identity_of(key(), wanted))
         responses = self._answered.repeated(key(), wanted) if self._answered.any_to_repeat else None
         if responses is None:
             return None
@@ -335,6 +345,21 @@ class GatewaySession:
                     if response.content:
                         await on_piece(Piece(i, response.content))
         return responses
+
+    async def _restore_saved(self, saved: SavedCalls, identity: str) -> None:
+        """Add the next saved call as one whose answer was not delivered, if this request is the same. Raises GatewayError."""
+        if (call := await saved.take(identity)) is None:
+            return await saved.end("the command asks for something else")
+        try:
+            size = CHARACTERS_A_TOKEN * (call.prompt[0] + sum(len(turn.ids) for turn in call.turns))
+            turns = await self._executor.run(partial(self._recorded.restore, call), size)
+        except RollyardError as error:
+            if not self.failure.done():
+                self.failure.set_result(ResumeFailed(f"a saved call cannot be answered again: {error}"))
+            raise unavailable("the saved turns cannot be used; the rollout restarts") from error
+        self._calls_begun = max(self._calls_begun, call.begun + len(turns))
+        self._calls_admitted += len(turns)
+        self._answered.restore(identity, turns, delivered=False)
 
     async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""

@@ -131,7 +131,10 @@ class StoredCall:
 
     @staticmethod
     def from_bytes(data: bytes) -> StoredCall:
-        stored = json.loads(data)
+        return StoredCall.from_json(json.loads(data))
+
+    @staticmethod
+    def from_json(stored: dict[str, Any]) -> StoredCall:
         call = StoredChat(**stored["call"]) if "messages" in stored["call"] else StoredPrompt(**stored["call"])
         turns = [StoredTurn(**{**turn, "answer": _answer(turn["answer"])}) for turn in stored["turns"]]
         return StoredCall(**{**stored, "call": call, "turns": turns})

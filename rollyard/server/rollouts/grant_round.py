@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rollyard.kinds.rollout import CHECK, RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import POLICY_ROLE, SPARE_SECONDS, RolloutPool, RolloutPoolSpec
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
-from rollyard.server.rollouts.history import LeaseChoice, moves_without_turn
+from rollyard.server.rollouts.history import LeaseChoice, cannot_move, moves_without_turn
 from rollyard.server.rollouts.missing_image import tried
 from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst
@@ -93,7 +93,7 @@ def can_move(record: RolloutRecord, request: RolloutRequest, pool: RolloutPoolSp
     if record.saved_turns:
         return True
     wanted = pool.resume == request.agent.resume == "auto" and record.mode != CHECK
-    return wanted and request.agent.command is None and record.task_kind in resumable
+    return wanted and record.task_kind in resumable and not cannot_move(record)
 
 
 class Round:

@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_history import ChosenEndpoint, HistoryEntry, HistoryEvent, RolloutHistory
 from rollyard.store.base import RolloutRecord
-from rollyard.wire.node import WALLTIME_REASON
+from rollyard.wire.node import CANNOT_MOVE_REASON, WALLTIME_REASON
 
 KEPT_FIRST, KEPT_LAST = 8, 24
 MAX_TEXT_CHARS = 200
@@ -74,6 +74,11 @@ def last_loss(record: RolloutRecord) -> tuple[str, str]:
     if event not in LOSSES or stage == Stage.EVAL or (event == HistoryEvent.FAULT and not record.saved_turns):
         return "", ""
     return str(fields.get("reason", "")), str(fields.get("node", ""))
+
+
+def cannot_move(record: RolloutRecord) -> bool:
+    """Whether a node agent found that the rollout cannot go on elsewhere: its environment cannot be saved."""
+    return f'"reason":"{CANNOT_MOVE_REASON}"' in record.history
 
 
 def moves_without_turn(record: RolloutRecord) -> int:

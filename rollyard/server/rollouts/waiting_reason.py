@@ -21,7 +21,7 @@ from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit
 from rollyard.server.rollouts.grant_round import MAX_MOVES_WITHOUT_TURN, needed_seconds
-from rollyard.server.rollouts.history import moves_without_turn
+from rollyard.server.rollouts.history import cannot_move, moves_without_turn
 from rollyard.server.rollouts.pool_shortage import (
     PoolShortage,
     WaitReason,
@@ -269,6 +269,8 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 def _why_so_much(record: RolloutRecord) -> str:
     if moves_without_turn(record) >= MAX_MOVES_WITHOUT_TURN:
         return f" for all its budgets, as {MAX_MOVES_WITHOUT_TURN} walltimes in a row ended without a new turn"
+    if cannot_move(record):
+        return " for all its budgets, as its environment cannot be saved"
     return ""
 
 

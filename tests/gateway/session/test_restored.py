@@ -15,6 +15,7 @@ from rollyard.gateway.requests.call_errors import GatewayError, unavailable
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, assistant_message
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.session import undelivered
+from rollyard.gateway.session.saved_calls import SavedCalls
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.stored_call import StoredCall
@@ -277,3 +278,49 @@ def odd_template(template: ChatTemplate, tmp_path: Any, model_dir: Any) -> ChatT
     folder = shutil.copytree(model_dir, tmp_path / "model")
     (folder / "chat_template.jinja").write_text("Chat: " + template.source)
     return ChatTemplate.load(folder)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 11])  # those that make no calls at once, after which chance decides
+async def test_a_harness_that_runs_again_gets_its_answers_as_long_as_it_asks_the_same(
+    template: ChatTemplate, seed: int
+) -> None:
+    kept, policy = KeptCalls(), SeededPolicy(template)
+    first, harness = session(template, kept), Harness(seed)
+    for _ in range(8):
+        await harness.step(first)
+    calls = [StoredCall.from_bytes(body) for body in kept.calls.values()]
+    again, told = GatewaySession("s", template, policy, first.config), Told()
+    again.answer_again(SavedCalls(calls, told))
+    harness = Harness(seed)
+    for _ in range(8):
+        await harness.step(again)
+    assert (trajectory(again), policy.calls, told.reports) == (trajectory(first), 0, [])
+    await again.chat(QUESTION)
+    assert (told.reports, policy.calls) == ([(len(calls), None)], 1)
+
+
+async def test_calls_at_the_same_time_get_their_answers_in_any_order_and_others_get_none(
+    template: ChatTemplate,
+) -> None:
+    asked = [replace(QUESTION, messages=[{"role": "user", "content": f"What is {n}?"}]) for n in range(4)]
+    kept, policy, told = KeptCalls(), SeededPolicy(template), Told()
+    first = session(template, kept)
+    answers = [await first.chat(one) for one in asked]
+    again = GatewaySession("s", template, policy, first.config)
+    again.answer_again(SavedCalls([StoredCall.from_bytes(body) for body in kept.calls.values()], told))
+    assert await asyncio.gather(*(again.chat(one) for one in asked[2::-1])) == answers[2::-1]
+    assert (policy.calls, told.reports) == (0, [])
+    await again.chat(QUESTION)
+    await again.chat(asked[3])
+    assert (policy.calls, again.calls) == (2, 5)
+    assert told.reports == [(3, "call 4: the command asks for something else")]
+
+
+class Told:
+    """Reports about saved calls."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, str | None]] = []
+
+    async def __call__(self, given: int, why: str | None) -> None:
+        self.reports.append((given, why))

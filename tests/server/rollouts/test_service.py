@@ -39,6 +39,7 @@ from rollyard.store.rollout_transaction import Transaction
 from rollyard.store.store import Store
 from rollyard.wire.base import Identity
 from rollyard.wire.node import (
+    CANNOT_MOVE_REASON,
     DRAIN_REASON,
     WALLTIME_REASON,
     Cancel,
@@ -794,7 +795,6 @@ async def test_a_rollout_that_can_move_begins_where_the_walltime_covers_a_turn(y
     short = stages.turn_seconds(stages.init.timeout_seconds, 30) + 10
     yard.node_agents.set_walltime_end("u1", yard.clock.time() + short)
     await yard.rollouts.submit("default", [request("never", agent={"resume": "never"}), request("auto")])
-    await yard.rollouts.submit("default", [request("command", agent={"type": "command", "command": "true"})])
     await yard.rollouts.submit("default", [request("long-calls", agent={"tool_timeout_seconds": 60})])
     yard.wants(node, init=4)
     await until(lambda: bool(node.leases))
@@ -811,6 +811,29 @@ async def test_a_rollout_that_can_move_begins_where_the_walltime_covers_a_turn(y
     assert len(node.leases) == MAX_MOVES_WITHOUT_TURN + 1, "no turn fits, so it waits for all its budgets"
     entries = (await yard.rollouts.history("default", "auto")).entries
     assert "as its walltime ended; no turn kept, so it begins again" in str(entries[-1].message)
+
+
+async def test_a_rollout_whose_environment_cannot_be_saved_waits_for_all_its_budgets(yard: Yard) -> None:
+    """The node agent finds out when it has made the environment."""
+    node, stages = yard.node("u1"), yard.pool.spec.stages
+    node.agent.resumable_kinds = frozenset({"math"})
+    yard.node_agents.set_walltime_end(
+        "u1", yard.clock.time() + stages.turn_seconds(stages.init.timeout_seconds, 30) + 10
+    )
+    await yard.rollouts.submit("default", [request("a")])
+    yard.wants(node, init=1)
+    await until(lambda: len(node.leases) == 1)
+    ref = LeaseRef(namespace="default", id="a", fence=node.leases[-1].fence)
+    await yard.rollouts.lose(ref, CANNOT_MOVE_REASON, handed_back=True)
+    await yard.rollouts.submit("default", [request("b", agent={"type": "command", "command": "true"})])
+    yard.wants(node, init=2)
+    await until(lambda: len(node.leases) == 2)
+    assert [lease.id for lease in node.leases] == ["a", "b"], "a command can move"
+    (entry,) = [one for one in (await yard.rollouts.history("default", "a")).entries if one.event == "HandedBack"]
+    assert "its environment cannot be saved, and the walltime was too short for all of RUN" in str(entry.message)
+    yard.node_agents.set_walltime_end("u1", yard.clock.time() + stages.budget_seconds + 60)
+    yard.wants(node, init=1)
+    await until(lambda: [lease.id for lease in node.leases] == ["a", "b", "a"])
 
 
 async def test_a_rollout_with_saved_turns_goes_on_elsewhere_and_needs_walltime_for_a_turn(yard: Yard) -> None:
