@@ -5,9 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from rollyard.api.auth import CLAIMS
-from rollyard.api.object_writes import BASE, WRITE_RETRIES, object_key, objects_of, read_body
+from rollyard.api.object_writes import BASE, WRITE_RETRIES, is_dry_run, object_key, objects_of, read_body
 from rollyard.api.representation import respond
-from rollyard.core.errors import Conflict, Invalid, NotFound
+from rollyard.core.errors import BadRequest, Conflict, Invalid, NotFound
 from rollyard.kinds.allocation import DRAINED_BY, Allocation
 from rollyard.kinds.base import evolve
 
@@ -23,6 +23,8 @@ async def _drain(request: web.Request) -> web.Response:
     key, body = object_key(request), await read_body(request, empty=True)
     if key.kind != "Allocation":
         raise NotFound(f"only allocations can be drained; to give back those of a pool, suspend or scale {key.name!r}")
+    if unknown := sorted(body.keys() - {"graceSeconds"}):
+        raise BadRequest(f"unknown field {unknown[0]!r}; the only field is graceSeconds, in whole seconds")
     grace = body.get("graceSeconds")
     if grace is not None and not (type(grace) is int and 0 <= grace <= MAX_GRACE_SECONDS):
         raise Invalid(f"graceSeconds must be a whole number from 0 to {MAX_GRACE_SECONDS}; leave it out for the pool's")
@@ -34,6 +36,8 @@ async def _drain(request: web.Request) -> web.Response:
         if not allocation.spec.drain:
             meta = evolve(meta, annotations={**meta.annotations, DRAINED_BY: request[CLAIMS].subject})
         drained = evolve(allocation, spec=spec, metadata=meta)
+        if is_dry_run(request):
+            return respond(request, drained.dump())
         try:
             return respond(request, (await objects_of(request).update(drained, "spec")).dump())
         except Conflict:
