@@ -152,6 +152,8 @@ class NodeAgent:
         self._stage_changed = Waker()
         self._drain = False
         self._drained = asyncio.Event()
+        self._stopping = False
+        """True: all leases are handed back, also those that still come."""
 
     @classmethod
     async def start(
@@ -186,11 +188,13 @@ class NodeAgent:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            await self._hand_back(STOPPED_REASON, [work for work, _ in self._runs.values()])
-            await self._all_received()
+            self._stopping = True
+            await self._connection.send(CapacityRequest())  # else what is handed back makes room for new leases
+            works = [work for work, _ in self._runs.values()]
+            await asyncio.gather(self._all_received(), self._hand_back(STOPPED_REASON, works))
+            await self._all_received()  # also what was refused meanwhile
         finally:
-            works = [task for _, task in self._runs.values()]
-            await end_tasks(*tasks, *works)
+            await end_tasks(*tasks, *[task for _, task in self._runs.values()])
             await self._attachments.close()
             await self._node.kept.close()
             await self._node.images.close()
@@ -211,7 +215,10 @@ class NodeAgent:
             case Grant(leases=leases, unread=unread):
                 self._grants += 1
                 for lease in leases:
-                    self._accept(lease)
+                    if self._stopping:  # it was on its way
+                        await self._connection.send(HandBack(lease=lease, reason=STOPPED_REASON))
+                    else:
+                        self._accept(lease)
                 await self._refuse_unreadable(unread)
             case Renewed(sent_at=sent_at, lost=lost):
                 self._renewed_at = max(self._renewed_at, sent_at)
@@ -306,7 +313,8 @@ class NodeAgent:
         sent_at = asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
-                sent = await self._connection.send(Heartbeat(held=[], sent_at=sent_at))
+                held, widths = [work.ref for work, _ in self._runs.values()], _widths(self._node.pools)
+                sent = await self._connection.send(Heartbeat(held=held, widths=widths, sent_at=sent_at))
                 while sent and self._renewed_at < sent_at:
                     await self._renewed.pause(HAND_BACK_SECONDS)
 
@@ -377,7 +385,7 @@ class NodeAgent:
             await asyncio.sleep(0.02)  # changes that come close together are sent in one heartbeat
 
     def _request_capacity(self, pools: StagePools) -> CapacityRequest:
-        if self._drain:
+        if self._drain or self._stopping:
             return CapacityRequest()
         early = self._count_before_eval()
         late = len(self._runs) - early

@@ -96,12 +96,13 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
 
 @contextlib.asynccontextmanager
-async def at_work(link: ServerLink) -> AsyncIterator[None]:
+async def at_work(link: ServerLink) -> AsyncIterator[asyncio.Event]:
+    """Run a node agent until the block ends, or the event is set that it yields."""
     stop, handlers = asyncio.Event(), installed_handlers.load_handlers()
     async with link.session() as http:
         running = asyncio.create_task(node_agent.run(link, http, http, handlers, stop))
         try:
-            yield
+            yield stop
         finally:
             stop.set()
             await running
@@ -141,6 +142,27 @@ async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on
             while "hand-back of a was not stored" not in caplog.text:  # the server never had it
                 await asyncio.sleep(0.01)
     assert "a lease has fields that this node agent does not know" in caplog.text
+
+
+async def test_a_lease_that_comes_while_the_node_agent_stops_is_handed_back(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {"task": Task(kind="math"), "agent": AgentSpec(), "sampling": Sampling(), "budgets": Budgets()}
+    lease = Lease.model_validate(
+        {"namespace": "default", "id": "a", "fence": 1, "attempt": 1, "sample_index": 0, **asked}
+    )
+    async with yard.server() as server:
+        async with at_work(await yard.allocate(server)) as stop:
+            agent = await connected(server)
+            async with asyncio.timeout(60):
+                await wants(agent)
+            agent.grants += 1
+            agent.send(Grant(leases=[lease]))
+            stop.set()
+        async with asyncio.timeout(60):
+            while "hand-back of a was not stored" not in caplog.text:  # the server never had it
+                await asyncio.sleep(0.01)
+        assert agent.free_init == 0, "it asked for no more"
 
 
 async def wants(agent: Connected) -> None:
