@@ -29,7 +29,7 @@ from rollyard.reconcilers.allocation_conditions import (
 )
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, AllocationPlan, plan_allocation
-from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
+from rollyard.reconcilers.job_endings import FROM_OUTSIDE, JobEnd, long_text, short_text, why_ended
 from rollyard.reconcilers.job_listings import ListingFeed
 from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
@@ -60,7 +60,7 @@ class AllocationReconciler:
         endpoints: EndpointRegistry,
         clock: Clock,
         submitter: Submitter,
-        lost: Callable[[str], Awaitable[None]],
+        lost: Callable[[str, bool], Awaitable[None]],
         note_ended: Callable[[EndedAllocation], Awaitable[None]],
     ) -> None:
         self._store = store
@@ -73,8 +73,9 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Function to call with the uid of an allocation after its job has ended. The function takes back the
-        allocation's leases, so that the server refuses results from processes that outlive the job."""
+        """Function to call with the uid of an allocation after its job has ended, and with whether the end came from outside.
+        The function takes back the allocation's leases, so that the server refuses results from processes that outlive the
+        job."""
         self._note_ended = note_ended
         """Function that stores an ended allocation for later. It is called before the status shows the end, and again if
         the server is killed between the two."""
@@ -229,7 +230,7 @@ class AllocationReconciler:
             await self._record_changes(allocation, before)
         if over:
             self._forget(uid)
-            await self._lose_allocation(uid)
+            await self._lose_allocation(uid, status.job_state in FROM_OUTSIDE)
         elif allocation.status.job_state == JobState.RUNNING and allocation.status.end_time is not None:
             self._node_agents.set_walltime_end(uid, allocation.status.end_time.timestamp())
         return allocation

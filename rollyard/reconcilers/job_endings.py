@@ -36,6 +36,17 @@ _STATES: dict[str, str] = {
 }
 
 
+FROM_OUTSIDE = {
+    JobState.TIMEOUT,
+    JobState.PREEMPTED,
+    JobState.CANCELLED,
+    JobState.DEADLINE,
+    JobState.REVOKED,
+}
+"""States of jobs that ended because of Slurm, an administrator, a user or ourselves, whatever ran in them. A node that
+failed is not among them: what ran on it may be the cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class LastOutput:
     """The last line that a job wrote."""

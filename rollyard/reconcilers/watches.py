@@ -77,9 +77,9 @@ def build_reconcilers(
     feed = ListingFeed(driver, clock, known.list)
     submitter = Submitter(store, driver, feed, workspace, recorder, answered, clock)
 
-    async def end_leases(uid: str) -> None:
+    async def end_leases(uid: str, outside: bool) -> None:
         node_agents.expel(uid)
-        await rollouts.lose_allocation(uid)
+        await rollouts.lose_allocation(uid, outside=outside)
 
     def pool_reconciler(observer: RolloutPoolObserver | InferencePoolObserver) -> PoolReconciler:
         return PoolReconciler(store, allocations, feed, recorder, expectations, clock, observer)

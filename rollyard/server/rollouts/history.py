@@ -96,6 +96,15 @@ def moves_without_turn(record: RolloutRecord) -> int:
     return count
 
 
+def most_turns_lost(record: RolloutRecord) -> int:
+    """Return the greatest number of saved turns with which a lease was lost."""
+    found = map(from_json, record.history.split("\n")[:-1])
+    return max(
+        (one[4].get("turns", 0) for one in found if not isinstance(one, int) and one[1] == HistoryEvent.LEASE_LOST),
+        default=0,
+    )
+
+
 def history_of(record: RolloutRecord) -> RolloutHistory:
     """Return a record's history."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]

@@ -47,14 +47,15 @@ from rollyard.kinds.failure_table import (
 from rollyard.kinds.resumption import LOSSES, Resumption
 from rollyard.kinds.rollout import CHECK, RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
-from rollyard.server.rollouts.history import LeaseChoice, lease_says, with_entry
+from rollyard.server.rollouts.history import LeaseChoice, lease_says, most_turns_lost, with_entry
 from rollyard.store.base import BlobRef, RolloutRecord
 from rollyard.wire.node import IMAGE_REASON
 
 SUSPECT_LOSSES = 3
-"""After this many lost leases, a rollout is suspected as the cause. When the result of RUN is stored, the count begins
-again at 0. A suspected rollout gets a node agent without other rollouts. So if this node agent is lost, no other
-rollout is affected, and no other rollout can be the cause."""
+"""After this many lost leases, a rollout is suspected as the cause. The count begins again at 0 when the result of RUN is
+stored, and when a node agent has outlived the rollout beyond the turn at which others were lost. A suspected rollout gets
+a node agent without other rollouts. So if this node agent is lost, no other rollout is affected, and no other rollout can
+be the cause."""
 MAX_LOSSES = 6
 """After this many lost leases, counted in the same way, the rollout counts as the cause, and ends."""
 FRESH_LOSSES = MAX_LOSSES - 1
@@ -168,6 +169,8 @@ class Lost:
     reason: str
     handed_back: bool = False
     """True: the holder returned the lease, and the rollout was not the reason. So no loss is counted."""
+    outside: bool = False
+    """True: Slurm says that something else ended the allocation, such as a preemption. So no loss is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,8 +444,9 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
 
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     check_fence(record, event.fence)
-    losses = record.losses + (0 if event.handed_back else 1)
-    if losses >= MAX_LOSSES and not event.handed_back:
+    counts = not (event.handed_back or event.outside)
+    losses = 0 if event.handed_back and _outlived(record) else record.losses + counts
+    if counts and losses >= MAX_LOSSES:
         alone = losses - SUSPECT_LOSSES
         message = (
             f"its lease was lost {losses} times in a row, the last {alone} on a node agent without other work; "
@@ -450,9 +454,14 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
         )
         return _end_as(LOST_TOO_OFTEN, replace(record, losses=losses), message, event.at), (Ended(),)
     word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
-    saved = record.saved_turns if losses < FRESH_LOSSES or event.handed_back else 0
+    saved = record.saved_turns if losses < FRESH_LOSSES or not counts else 0
     history = with_entry(record, event.at, word, reason=event.reason, **_left(record, event.reason, saved))
     return _requeue(replace(record, losses=losses, saved_turns=saved), event.at, event.at, history)
+
+
+def _outlived(record: RolloutRecord) -> bool:
+    """Whether the holder was still there after a turn at which other node agents were lost."""
+    return record.losses > 0 and record.saved_turns > most_turns_lost(record)
 
 
 def _wait_for_image(record: RolloutRecord, event: ImageMissing) -> tuple[RolloutRecord, tuple[Effect, ...]]:

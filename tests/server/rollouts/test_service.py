@@ -399,12 +399,14 @@ async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard,
         assert [key for key, _ in leases.expired()] == [("default", "a")]
 
 
-async def test_the_end_of_an_allocation_takes_its_leases_back(yard: Yard) -> None:
+@pytest.mark.parametrize("outside", [False, True])
+async def test_the_end_of_an_allocation_takes_its_leases_back(yard: Yard, outside: bool) -> None:
     await yard.leased(yard.node("u1"), "a")
     kept = await yard.leased(yard.node("u2"), "b")
     yard.node_agents.disconnect(yard.node_agents.all()[0])
-    await yard.rollouts.lose_allocation("u1")
-    assert (await status_of(yard, "a"))[0] is Status.QUEUED
+    await yard.rollouts.lose_allocation("u1", outside=outside)
+    record = await yard.rollouts.get("default", "a")
+    assert (record.status, record.losses) == (Status.QUEUED, not outside)
     assert (await status_of(yard, kept.id))[0] is Status.RUNNING
 
 

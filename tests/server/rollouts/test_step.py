@@ -210,6 +210,41 @@ def test_what_got_through_its_run_is_no_suspect_any_more() -> None:
     assert not is_suspect(record)
 
 
+def lost_at(record: RolloutRecord, turns: int, times: int) -> RolloutRecord:
+    """Return the record after so many lost leases, each with so many saved turns."""
+    for _ in range(times):
+        record = saved(granted(record), turns)
+        record, _ = step(record, Lost(2.0, record.fence, "Expired"))
+    return record
+
+
+def test_a_rollout_is_no_suspect_if_slurm_ended_its_jobs_from_outside() -> None:
+    record = lost_at(rollout(), 2, MAX_LOSSES - 1)
+    assert record.saved_turns == 0, "the last try begins again"
+    for _ in range(MAX_LOSSES):
+        record = saved(granted(record), 3)
+        record, _ = step(record, Lost(3.0, record.fence, "AllocationEnded", outside=True))
+    assert (record.status, record.losses, record.saved_turns) == (Status.QUEUED, MAX_LOSSES - 1, 3)
+    assert '"LeaseLost"' in record.history.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("turns", "losses"), [(2, SUSPECT_LOSSES), (3, 0)])
+def test_a_rollout_is_no_suspect_once_a_node_agent_outlived_it_beyond_the_turn_of_its_losses(
+    turns: int, losses: int
+) -> None:
+    record = saved(granted(lost_at(rollout(), 2, SUSPECT_LOSSES)), turns)
+    record, _ = step(record, Lost(3.0, record.fence, "Drained", handed_back=True))
+    assert (record.losses, record.saved_turns) == (losses, turns)
+
+
+def test_a_rollout_that_never_resumes_stays_a_suspect_when_it_is_handed_back() -> None:
+    record = rollout()
+    for _ in range(SUSPECT_LOSSES):
+        record = step(granted(record), Lost(2.0, record.fence + 1, "Expired"))[0]
+    record = step(granted(record), Lost(3.0, record.fence + 1, "Drained", handed_back=True))[0]
+    assert is_suspect(record)
+
+
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.TRUNCATED])
 def test_a_reward_without_a_sampled_token_does_not_exist(status: Status) -> None:
     record = granted(rollout())
@@ -270,7 +305,20 @@ def test_only_scored_endings_have_a_reward(status: Status) -> None:
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["grant", "begin", "save", "resume", "run", "finish", "lost", "hand back", "outdate", "cancel", "move"]
+            [
+                "grant",
+                "begin",
+                "save",
+                "resume",
+                "run",
+                "finish",
+                "lost",
+                "end of job",
+                "hand back",
+                "outdate",
+                "cancel",
+                "move",
+            ]
         ),
         st.booleans(),
         st.sampled_from([s for s in Status if s.terminal]),
@@ -297,6 +345,8 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
             return Finished(at, fence, status, 0.5, FAULT, BLOB, 3, sampled=int(at) % 3)
         case "lost":
             return Lost(at, fence, "Expired")
+        case "end of job":
+            return Lost(at, fence, "AllocationEnded", outside=True)
         case "hand back":
             return Lost(at, fence, "Drained", handed_back=True)
         case "outdate":
