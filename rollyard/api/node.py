@@ -43,7 +43,6 @@ from rollyard.wire.node import (
     ImageChanges,
     ImageFault,
     KeptSandboxList,
-    LeaseRef,
     LeaseUnread,
     NewEndpoint,
     Renewed,
@@ -115,8 +114,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     agent.resumable_kinds = frozenset(hello.resumable_kinds)
     agent.ready_images = set(hello.ready_images[:MOST_READY])
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
-    for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
-        await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")
+    await services.rollouts.lose_missing(agent.holder, hello.held)
     outbox.put_nowait(
         Welcome(
             lease_seconds=services.rollouts.leases.seconds,

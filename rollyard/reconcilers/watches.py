@@ -79,7 +79,7 @@ def build_reconcilers(
 
     async def end_leases(uid: str, outside: bool) -> None:
         node_agents.expel(uid)
-        await rollouts.lose_allocation(uid, outside=outside)
+        await rollouts.lose_allocation(uid, blameless=outside)
 
     def pool_reconciler(observer: RolloutPoolObserver | InferencePoolObserver) -> PoolReconciler:
         return PoolReconciler(store, allocations, feed, recorder, expectations, clock, observer)

@@ -40,6 +40,8 @@ class LiveLease:
     """True: the holder gets no other lease."""
     hinted_at: float = float("-inf")
     """Monotonic seconds at which the holder last got a hint to ask for another endpoint."""
+    was_held: bool = False
+    """True once the holder has named the lease."""
     run_begun: float | None = None
     """Unix seconds at which the holder reported RUN."""
     parked_since: float = 0.0
@@ -140,7 +142,7 @@ class Leases:
             if lease is None or lease.fence != ref.fence or lease.holder != holder:
                 lost.append(ref)
                 continue
-            lease.expires = expires
+            lease.expires, lease.was_held = expires, True
             if lease.stage is not ref.stage:
                 lease.stage = ref.stage
                 if ref.stage is Stage.RUN:
@@ -152,8 +154,7 @@ class Leases:
         return self._live.get(key)
 
     def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[RolloutKey, LiveLease]]:
-        """Leases of a holder that are not in `held`, the list that the holder sends when it connects. The grant of such
-        a lease never arrived."""
+        """Leases of a holder that are not in `held`, the list that the holder sends when it connects."""
         named = {ref.key for ref in held}
         return [(k, v) for k, v in self._live.items() if v.holder == holder and LeaseKey(*k, v.fence) not in named]
 

@@ -252,10 +252,10 @@ class RolloutService:
             raise Fenced(f"rollout {ref.id} belongs to another allocation")
         await self.lose(ref, reason, handed_back=handed_back)
 
-    async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False, outside: bool = False) -> None:
-        """Take back a lease that has no result. If the lease is void, the record does not change. `handed_back`, `outside`:
+    async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False, blameless: bool = False) -> None:
+        """Take back a lease that has no result. If the lease is void, the record does not change. `handed_back`, `blameless`:
         as in `Lost`. Raises NotFound."""
-        event = Lost(self._clock.time(), ref.fence, reason, handed_back, outside)
+        event = Lost(self._clock.time(), ref.fence, reason, handed_back, blameless)
         try:
             await self._apply_events([(ref.rollout, event)])
             LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
@@ -285,18 +285,25 @@ class RolloutService:
             ROLLOUTS_OUTDATED.labels("Ended" if record.status.terminal else "BegunAnew").inc()
         return len(changed)
 
-    async def lose_allocation(self, uid: str, *, outside: bool) -> None:
+    async def lose_missing(self, holder: str, held: Sequence[LeaseRef]) -> None:
+        """Take back the leases that a holder does not name when it connects. Either the grant never arrived, or the holder has
+        stopped the rollout, because by its own clock the lease had expired."""
+        for (namespace, id), lease in self.leases.missing(holder, held):
+            ref, arrived = LeaseRef(namespace=namespace, id=id, fence=lease.fence), lease.was_held
+            await self.lose(ref, "Expired" if arrived else "NotReceived", blameless=not arrived)
+
+    async def lose_allocation(self, uid: str, *, blameless: bool) -> None:
         """Take back the leases of an allocation whose job has certainly ended, without waiting for the leases' expiry.
-        `outside`: as in `Lost`."""
-        await self.lose_together(self.leases.of_allocation(uid), "AllocationEnded", outside=outside)
+        `blameless`: as in `Lost`."""
+        await self.lose_together(self.leases.of_allocation(uid), "AllocationEnded", blameless=blameless)
 
     async def lose_together(
-        self, leases: Sequence[tuple[RolloutKey, LiveLease]], reason: str, *, outside: bool = False
+        self, leases: Sequence[tuple[RolloutKey, LiveLease]], reason: str, *, blameless: bool = False
     ) -> None:
         """Take back several leases, as `lose`. The store commits them together: one by one they would wait for the disk."""
         refs = [LeaseRef(namespace=key.namespace, id=key.id, fence=lease.fence) for key, lease in leases]
         for error in await asyncio.gather(
-            *(self.lose(ref, reason, outside=outside) for ref in refs), return_exceptions=True
+            *(self.lose(ref, reason, blameless=blameless) for ref in refs), return_exceptions=True
         ):
             if isinstance(error, BaseException):
                 raise error

@@ -169,8 +169,9 @@ class Lost:
     reason: str
     handed_back: bool = False
     """True: the holder returned the lease, and the rollout was not the reason. So no loss is counted."""
-    outside: bool = False
-    """True: Slurm says that something else ended the allocation, such as a preemption. So no loss is counted."""
+    blameless: bool = False
+    """True: the rollout cannot be the cause. Slurm says that something else ended the allocation, such as a preemption, or the
+    holder never got the lease. So no loss is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +445,7 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
 
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     check_fence(record, event.fence)
-    counts = not (event.handed_back or event.outside)
+    counts = not (event.handed_back or event.blameless)
     losses = 0 if event.handed_back and _outlived(record) else record.losses + counts
     if counts and losses >= MAX_LOSSES:
         alone = losses - SUSPECT_LOSSES

@@ -404,10 +404,20 @@ async def test_the_end_of_an_allocation_takes_its_leases_back(yard: Yard, outsid
     await yard.leased(yard.node("u1"), "a")
     kept = await yard.leased(yard.node("u2"), "b")
     yard.node_agents.disconnect(yard.node_agents.all()[0])
-    await yard.rollouts.lose_allocation("u1", outside=outside)
+    await yard.rollouts.lose_allocation("u1", blameless=outside)
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.losses) == (Status.QUEUED, not outside)
     assert (await status_of(yard, kept.id))[0] is Status.RUNNING
+
+
+async def test_a_lease_that_never_arrived_is_no_loss_of_the_rollout(yard: Yard) -> None:
+    node = yard.node("u1")
+    held, never = await yard.leased(node, "a"), await yard.leased(node, "b")
+    assert yard.leases.renew(node.agent.holder, [held]) == []
+    await yard.rollouts.lose_missing(node.agent.holder, [])
+    found = [await yard.rollouts.get("default", lease.id) for lease in (held, never)]
+    assert [(record.status, record.losses) for record in found] == [(Status.QUEUED, 1), (Status.QUEUED, 0)]
+    assert ["Expired" in found[0].history, "NotReceived" in found[1].history] == [True, True]
 
 
 # cancelling

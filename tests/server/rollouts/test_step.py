@@ -223,7 +223,7 @@ def test_a_rollout_is_no_suspect_if_slurm_ended_its_jobs_from_outside() -> None:
     assert record.saved_turns == 0, "the last try begins again"
     for _ in range(MAX_LOSSES):
         record = saved(granted(record), 3)
-        record, _ = step(record, Lost(3.0, record.fence, "AllocationEnded", outside=True))
+        record, _ = step(record, Lost(3.0, record.fence, "AllocationEnded", blameless=True))
     assert (record.status, record.losses, record.saved_turns) == (Status.QUEUED, MAX_LOSSES - 1, 3)
     assert '"LeaseLost"' in record.history.splitlines()[-1]
 
@@ -346,7 +346,7 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
         case "lost":
             return Lost(at, fence, "Expired")
         case "end of job":
-            return Lost(at, fence, "AllocationEnded", outside=True)
+            return Lost(at, fence, "AllocationEnded", blameless=True)
         case "hand back":
             return Lost(at, fence, "Drained", handed_back=True)
         case "outdate":
