@@ -25,6 +25,7 @@ from rollyard.kinds.allocation import DRAINED_BY
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.task import Task
+from rollyard.node.agent import TURN_SECONDS
 from rollyard.node.turn_saver import unpacked
 from rollyard.trajectory import SavedTurn, Trajectory
 from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files_in, stem_task
@@ -55,6 +56,13 @@ CUT = [
     ANSWER,
 ]
 """Turns with a call that is stopped at its time limit."""
+LATE = [
+    call("bash", command="true && printf %s NONCE > f0"),
+    call("bash", command=f"sleep {TURN_SECONDS + 2:g} && printf %s -NONCE >> f0"),
+    call("bash", command="true && cat f0"),
+    ANSWER,
+]
+"""Turns with a call that takes longer than a node agent waits that was told to stop."""
 PLAYED = [
     text
     for n in range(4)
@@ -71,6 +79,8 @@ POINTS = [
 ]
 NAMES = {
     "preempted-1": CUT,
+    "late-1": LATE,
+    "warned-1": file_turns(TURNS, 6, "sleep 1"),
     "drained-1": file_turns(TURNS, 0, "sleep 3"),
     "shown-1": file_turns(TURNS, 5, "sleep 2"),
     "played-1": PLAYED,
@@ -142,6 +152,11 @@ async def holder(client: AsyncClient, id: str) -> str:
 async def kill_holder(yard: Yard, client: AsyncClient, id: str) -> None:
     for pid in yard.processes("node-agent", await holder(client, id)):
         kill(pid)
+
+
+async def signal_holder(yard: Yard, client: AsyncClient, id: str, number: signal.Signals) -> None:
+    for pid in yard.processes("node-agent", await holder(client, id)):
+        os.kill(pid, number)
 
 
 def sampled(yard: Yard, name: str) -> int:
@@ -226,8 +241,7 @@ async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming
         return len(await asyncio.to_thread(saved_turns, yard, id)) >= 4
 
     await yard.until(some_saved)
-    for pid in yard.processes("node-agent", await holder(client, id)):
-        os.kill(pid, signal.SIGTERM)
+    await signal_holder(yard, client, id, signal.SIGTERM)
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
     (resumption,) = ended.resumptions
@@ -242,6 +256,43 @@ async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming
     ]
     assert results[6] == "".join(written)
     assert rows(yard) == 0
+
+
+async def test_a_warning_of_slurm_moves_a_rollout_and_repeats_no_turn(resuming: tuple[Yard, AsyncClient]) -> None:
+    """`--signal` of sbatch sends USR1 if it is so told."""
+    yard, client = resuming
+    (id,) = await client.submit([request("warned-1")])
+
+    async def some_saved() -> bool:
+        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 2
+
+    await yard.until(some_saved)
+    await signal_holder(yard, client, id, signal.SIGUSR1)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    (resumption,) = ended.resumptions
+    assert (resumption.reason, resumption.dropped, resumption.why) == ("NodeAgentStopped", 0, None)
+    assert sampled(yard, id) == TURNS
+    await check_files(client, ended)
+
+
+async def test_a_turn_that_outlasts_the_wait_of_a_stop_is_sampled_again_and_no_other(
+    resuming: tuple[Yard, AsyncClient],
+) -> None:
+    yard, client = resuming
+    (id,) = await client.submit([request("late-1")])
+
+    async def calls() -> bool:
+        return sampled(yard, id) == 2
+
+    await yard.until(calls)
+    await signal_holder(yard, client, id, signal.SIGTERM)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    (resumption,) = ended.resumptions
+    assert (resumption.reason, resumption.turn, resumption.dropped) == ("NodeAgentStopped", 1, 0)
+    assert sampled(yard, id) == len(LATE) + 1
+    await check_files(client, ended)
 
 
 def game(name: str, env: str, gate: Path) -> RolloutRequest:
