@@ -8,6 +8,8 @@ import signal
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
+from rollyard.kinds.rollout import Status
+from rollyard.store.base import RolloutFilter, RolloutRecord
 from tests.support.reconciler_site import Site
 
 
@@ -26,6 +28,16 @@ async def ended(site: Site, allocation: Allocation) -> str:
     return found[0].status.reason
 
 
+async def losses(site: Site) -> int:
+    """Wait until the pool's rollout is queued again; return how many losses of a lease count against it."""
+
+    async def queued() -> list[RolloutRecord]:
+        return await site.rollouts.find(RolloutFilter(namespace="default", pool="swe", status=(Status.QUEUED,)))
+
+    (record,) = await site.until(queued)
+    return int(record.losses)
+
+
 def leader(site: Site, allocation: Allocation) -> int:
     job = site.folder / "slurm" / "jobs" / str(allocation.status.job_id)
     return int(json.loads((job / "run.json").read_text())["pid"])
@@ -34,12 +46,14 @@ def leader(site: Site, allocation: Allocation) -> int:
 async def test_a_job_that_somebody_kills_is_told_by_its_signal_and_not_by_its_log(site: Site) -> None:
     await site.apply(replicas=1)
     (first,) = await site.running(1)
+    await site.lease(await site.connect(first))
     log = site.workspace.log_file("default", first.metadata.name)
     with log.open("a") as file:
         file.write("a line about something else\n")
     os.utime(log, (site.now() - 1_860, site.now() - 1_860))
     os.kill(leader(site, first), signal.SIGKILL)
     assert await ended(site, first) == "killed by signal 9 (KILL), sender unknown"
+    assert await losses(site) == 1, "the rollout may be the cause"
 
     async def told() -> bool:
         return bool(await site.events("JobEnded"))
@@ -68,8 +82,10 @@ async def test_a_job_that_somebody_kills_is_told_by_its_signal_and_not_by_its_lo
 async def test_a_job_that_was_cancelled_behind_our_back_is_told_so(site: Site) -> None:
     await site.apply(replicas=1)
     (first,) = await site.running(1)
+    await site.lease(await site.connect(first))
     await site.end(str(first.status.job_id))
     assert await ended(site, first) == "cancelled, not by Rollyard; by whom is unknown"
+    assert await losses(site) == 0
 
 
 async def test_a_job_that_we_end_is_told_with_our_reason(site: Site) -> None:
