@@ -6,17 +6,20 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rollyard.cli.image_build import image_places
 from rollyard.cli.output import align
+from rollyard.cli.parameter_types import FOLDER
 from rollyard.cli.written_file import say, written_file
 from rollyard.core.errors import Invalid, TaskError
 from rollyard.kinds.installed_task_fields import check_task
 from rollyard.kinds.task import Task
+from rollyard.kinds.values.image_reference import BuiltImage, parse_image
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES
 from rollyard.tasks.harbor.task_folder import TaskFolder, context_digest, read_folder, task_folders
 
@@ -30,8 +33,10 @@ _FOLDERS = click.argument(
 _ENV = click.option(
     "--env", multiple=True, metavar="NAME[=VALUE]", help="value of ${NAME} in a task; NAME alone: of this variable"
 )
-_NO_PLACE = Path("/no-folder-for-images")
-"""Folder of images that are never built, because their tasks are only listed."""
+_Place = tuple[Path, Callable[[str], str]]
+"""Folder of images, and a function that gives an image's name."""
+_NO_PLACE: _Place = Path("/no-folder-for-images"), lambda name: f"oci-archive:/no-folder-for-images/{name}.tar"
+"""Place of images that are never built, because their tasks are only listed."""
 
 
 @click.command("harbor")
@@ -42,7 +47,18 @@ _NO_PLACE = Path("/no-folder-for-images")
 @click.option(
     "--images",
     type=click.Path(file_okay=False, path_type=Path),
-    help="folder, which nodes see, for the archives of images that are built",
+    help="folder, which nodes see, for whole archives of the images that are built",
+)
+@click.option(
+    "-t",
+    "--tag",
+    metavar="NAME",
+    help="in place of --images: name of the images that are built, which store a base once",
+)
+@click.option(
+    "--shared",
+    type=FOLDER,
+    help="with --tag: a pool's `sandbox.images.sharedFolder`, for all its nodes  [default: this machine's cache]",
 )
 @click.option(
     "--allow-folder",
@@ -65,6 +81,8 @@ def import_harbor(
     folders: tuple[Path, ...],
     output: Path | None,
     images: Path | None,
+    tag: str | None,
+    shared: Path | None,
     allow_folder: tuple[Path, ...],
     at_once: int,
     cluster: str,
@@ -73,12 +91,12 @@ def import_harbor(
 ) -> None:
     """Make a task of the kind harbor of each task folder at or below FOLDER, one JSON line a task.
 
-    Images are built from their Dockerfiles. An archive in --images of the same files is used again. Folders that cannot
-    become a task are refused, each with a reason, on standard error. Exit code 1: no folder became a task."""
-    place, made, refused = images.resolve() if images is not None else None, 0, 0
+    Images are built from their Dockerfiles. An image of the same files, under --tag or in --images, is used again. Folders
+    that cannot become a task are refused, each with a reason, on standard error. Exit code 1: no folder became a task."""
+    place, made, refused = _place(images, tag, shared, cluster), 0, 0
     found = [(path, _read(path, place, verifier, _variables(env))) for path in _below(folders)]
     contexts = {path for _, one in found if not isinstance(one, str) for path in one[0].contexts}
-    failed = _built(contexts, place, allow_folder, at_once, cluster)
+    failed = _built(contexts, place, shared, allow_folder, at_once, cluster)
     with written_file(output) as lines:
         for path, one in found:
             reason = one if isinstance(one, str) else next((failed[c] for c in one[0].contexts if c in failed), None)
@@ -123,10 +141,10 @@ def _below(folders: Sequence[Path]) -> list[Path]:
 
 
 def _read(
-    path: Path, images: Path | None, verifier: str | None, variables: Mapping[str, str]
+    path: Path, images: _Place | None, verifier: str | None, variables: Mapping[str, str]
 ) -> tuple[TaskFolder, dict[str, Any]] | str:
-    """Return the folder and its task, or the reason why it cannot become one. `images`: folder of archives. `verifier`: place
-    of a verifier that is not separate; None: shared with steps, else fresh."""
+    """Return the folder and its task, or the reason why it cannot become one. `images`: place of built images. `verifier`:
+    place of a verifier that is not separate; None: shared with steps, else fresh."""
     try:
         folder = read_folder(path)
         if folder.image is None:
@@ -150,43 +168,64 @@ def _read(
     return folder, task
 
 
-def _image(image: str | Path, images: Path | None) -> str:
+def _place(images: Path | None, tag: str | None, shared: Path | None, cluster: str) -> _Place | None:
+    if images is not None and tag is not None:
+        raise click.UsageError("--tag NAME is in place of --images FOLDER")
+    if images is None and tag is None:
+        if shared is not None:
+            raise click.UsageError("--shared needs --tag NAME")
+        return None
+    return image_places(tag, shared, images, cluster)
+
+
+def _image(image: str | Path, images: _Place | None) -> str:
     if isinstance(image, str):
         return image
     if images is None:
-        raise TaskError("its image must be built: name a folder for images with --images")
-    return f"oci-archive:{images / _archive(image)}.tar"
+        raise TaskError("its image must be built: name the images with --tag, or a folder for archives with --images")
+    return images[1](_name(image))
 
 
-def _archive(context: Path) -> str:
+def _name(context: Path) -> str:
     return f"harbor-{context_digest(context)}"
 
 
+def _is_built(folder: Path, image: str) -> bool:
+    reference = parse_image(image)
+    if isinstance(reference, BuiltImage):
+        return os.path.exists(reference.manifest(str(folder.parent)))
+    return os.path.exists(image.removeprefix("oci-archive:"))
+
+
 def _built(
-    contexts: Collection[Path], images: Path | None, allowed: Sequence[Path], at_once: int, cluster: str
+    contexts: Collection[Path],
+    images: _Place | None,
+    shared: Path | None,
+    allowed: Sequence[Path],
+    at_once: int,
+    cluster: str,
 ) -> Mapping[Path, str]:
     """Build the images that are not there. Return context -> reason for those that cannot be built."""
     if images is None:
         return {}
-    by_name = {_archive(one): one for one in contexts}
-    missing = {name: one for name, one in by_name.items() if not (images / f"{name}.tar").exists()}
+    folder, image = images
+    by_name = {_name(one): one for one in contexts}
+    missing = {name: one for name, one in by_name.items() if not _is_built(folder, image(name))}
     if not missing:
         return {}
     from rollyard.image_builds.build_burst import BuildBurst, BurstPlace
     from rollyard.image_builds.run_build import BuildOptions
 
     first = next(iter(missing.values()))
-    burst = BuildBurst(
-        [*missing.values()], images, lambda name: f"oci-archive:{images.resolve() / name}.tar",
-        BuildOptions(first, folders=allowed), [*missing],
-    )  # fmt: skip
+    options = BuildOptions(first, folders=allowed, shared=shared)
+    burst = BuildBurst([*missing.values()], folder, image, options, [*missing])
     say(f"images to build: {len(missing)}, at most {at_once} at a time; each takes minutes")
     results = asyncio.run(burst.run(BurstPlace(cluster, at_once), lambda _: None))
     failed = {name: result.error for name, result in results.items() if result.digest is None}
     return {
         one: f"its image cannot be built: {failed[name]}; the output is in {burst.tasks[name].log}"
         for one in contexts
-        if (name := _archive(one)) in failed
+        if (name := _name(one)) in failed
     }
 
 

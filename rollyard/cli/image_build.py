@@ -177,7 +177,7 @@ def build_many(
         )
     except ValidationError as error:
         raise click.UsageError("; ".join(str(one["msg"]) for one in error.errors())) from None
-    folder, output = _places(tag, shared, into, cluster)
+    folder, output = image_places(tag, shared, into, cluster)
     burst = BuildBurst(contexts, folder, output, replace(_options(contexts, file, **given), file=file, shared=shared))
     with _progress(burst) as report:
         results = asyncio.run(burst.run(BurstPlace(cluster, at_once, template), report))
@@ -187,7 +187,9 @@ def build_many(
     sys.exit(1 if failed else 0)
 
 
-def _places(tag: str | None, shared: Path | None, into: Path | None, cluster: str) -> tuple[Path, Callable[[str], str]]:
+def image_places(
+    tag: str | None, shared: Path | None, into: Path | None, cluster: str
+) -> tuple[Path, Callable[[str], str]]:
     """Return the folder of the builds' output, and the function that names each image's place."""
     from rollyard.host.node_cache import node_cache
 

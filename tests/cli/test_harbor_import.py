@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollyard.cli.main import cli
+from rollyard.images.built_images import BuiltImages
 from rollyard.kinds.harbor_task import HarborTask
 from rollyard.kinds.task import Task
 from tests.support.harbor_folders import HarborFolder, one_step, two_steps
@@ -55,6 +56,17 @@ def test_folders_become_tasks_and_refused_ones_are_named(folders: Path, tmp_path
     assert "`environment.gpus` is not supported; environment/docker-compose.yaml is not supported" in said
     assert f"{folders}/wrong: refused: task.toml: agent.timeout_sec: " in said
     assert said.splitlines()[-2:] == ["      3 converted", "      2 refused"]
+
+
+def test_images_with_a_name_are_stored_in_the_shared_folder_once(folders: Path, tmp_path: Path) -> None:
+    words = ("import", "harbor", folders / "built", "--tag", "bench", "--shared", tmp_path)
+    done = invoke(*words)
+    tasks = [Task.model_validate_json(line) for line in done.stdout.splitlines()]
+    (built,) = BuiltImages(tmp_path).images()
+    assert {task.image for task in tasks} == {built.image.text}, done.output
+    assert built.image.name == "bench"
+    assert "images to build" not in invoke(*words).stderr
+    assert "in place of" in invoke(*words, "--images", tmp_path).stderr
 
 
 def test_a_second_import_builds_nothing(folders: Path, tmp_path: Path) -> None:
