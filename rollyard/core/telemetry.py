@@ -6,9 +6,12 @@ import json
 import logging
 import sys
 import time
+from functools import lru_cache
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+M = TypeVar("M", Counter, Gauge, Histogram)
 REGISTRY = CollectorRegistry()
 
 ROLLOUTS_FINISHED = Counter("rollyard_rollouts_finished", "Rollouts by terminal status.", ["status"], registry=REGISTRY)
@@ -95,6 +98,12 @@ SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Seconds that calls to Slurm
 ENDPOINTS_READY = Gauge("rollyard_endpoints_ready", "Model servers that accept work.", registry=REGISTRY)
 ENDPOINTS_EJECTED = Counter("rollyard_endpoints_ejected", "Model servers that were ejected.", registry=REGISTRY)
 REPINS = Counter("rollyard_repins", "Live sessions that were told to move to another model server.", registry=REGISTRY)
+
+
+@lru_cache(maxsize=1024)
+def child(metric: M, *labels: str) -> M:
+    """Return `metric.labels(*labels)`, for metrics of each rollout: that function takes a lock, and looks at each label."""
+    return metric.labels(*labels)
 
 
 class _JsonLines(logging.Formatter):

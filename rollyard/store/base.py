@@ -31,6 +31,10 @@ class StoredSnapshot:
     blob: BlobRef | None
 
 
+_STAGE_WORDS = tuple(stage.lower() for stage in Stage)
+"""Names of the stages in `RolloutRecord.summary`."""
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """A rollout's durable state. After the insert only `server.rollouts.step` changes a record. The store itself sets
@@ -167,7 +171,9 @@ class RolloutRecord:
     @property
     def seconds(self) -> float | None:
         """Seconds in all stages of the last attempt."""
-        found = [float(t) for stage in Stage if (t := self.summary.get(stage.lower())) is not None]
+        if not self.summary:  # as long as it has not ended
+            return None
+        found = [float(t) for word in _STAGE_WORDS if (t := self.summary.get(word)) is not None]
         return round(sum(found), 3) if found else None
 
 

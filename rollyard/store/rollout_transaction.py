@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from typing import Any
 
 from rollyard.core.errors import Conflict
+from rollyard.core.replaced_fields import replace
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import CHECK, STAGES_LAST_FIRST, Stage
 from rollyard.store import (

@@ -15,9 +15,12 @@ from rollyard.store.base import BlobRef, RolloutRecord, VersionBound
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # `json.dumps` would make one for each call
+
+
 def mapping_text(value: Mapping[str, Any]) -> str:
     """Return the canonical JSON of a mapping. Equal mappings have equal texts, so rows can be grouped by the text."""
-    return json.dumps(dict(value), sort_keys=True, separators=(",", ":")) if value else "{}"
+    return _CANONICAL.encode(dict(value)) if value else "{}"
 
 
 def mapping_of(text: str) -> dict[str, Any]:

@@ -21,9 +21,10 @@ After RolloutEnded, Ticked and Acknowledged, a running batch requests missing gr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
+from rollyard.core.replaced_fields import replace
 from rollyard.kinds.batch import BatchRequest, BatchStatus
 from rollyard.server.batches.draw import may_return
 from rollyard.server.batches.judge import Verdict, judge

@@ -7,12 +7,12 @@ tasks, the new position of their series, and the insert of their rollouts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 
 from pydantic import JsonValue
 
 from rollyard.core.aio import Signal
+from rollyard.core.replaced_fields import replace
 from rollyard.core.telemetry import (
     BATCH_GROUPS,
     BATCH_SECONDS_TO_TARGET,

@@ -67,7 +67,7 @@ def lease_says(record: RolloutRecord, event: HistoryEvent, message: str) -> bool
 
 def last_loss(record: RolloutRecord) -> tuple[str, str]:
     """Return why the lease before the present one ended without a result, and its node; empty if that was not so."""
-    lines = record.history.split("\n")[-3:-1]
+    lines = record.history.rsplit("\n", 3)[-3:-1]
     if len(lines) < 2:
         return "", ""
     _, event, _, stage, fields = from_json(lines[0])

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rollyard.core.aio import wait_or_timeout
-from rollyard.core.telemetry import REWARD, REWARDS, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_UNSCORED
+from rollyard.core.telemetry import REWARD, REWARDS, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_UNSCORED, child
 from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import CHECK, RolloutKey
 from rollyard.store.base import RolloutRecord
@@ -72,17 +72,18 @@ class RolloutEnds:
 
     def note(self, record: RolloutRecord) -> None:
         """Count an ended rollout in the metrics, and wake the requests that wait for its end, or for any."""
-        ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        pool = record.pool_key
+        child(ROLLOUTS_FINISHED, record.status.value).inc()
         if record.error is not None:
             reason = record.error.reason if record.error.reason in REASONS else "Other"
-            ROLLOUTS_UNSCORED.labels(*record.pool_key, reason).inc()
+            child(ROLLOUTS_UNSCORED, *pool, reason).inc()
         if record.mode != CHECK and record.reward is not None:
-            REWARD.labels(*record.pool_key, record.task_kind).observe(record.reward)
+            child(REWARD, *pool, record.task_kind).observe(record.reward)
             if record.reward > 0:
-                REWARDS.labels(*record.pool_key, "suspicious" if record.suspicious else "none").inc()
+                child(REWARDS, *pool, "suspicious" if record.suspicious else "none").inc()
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
-                ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
+                child(ROLLOUT_STAGE_SECONDS, stage).observe(seconds)
         self._ended.set()
         self._ended = asyncio.Event()
         for event in self._waiting.get(record.key, ()):

@@ -31,10 +31,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.core.errors import Fenced
+from rollyard.core.replaced_fields import replace
 from rollyard.kinds.failure_table import (
     CANCELLED,
     IMAGE_UNAVAILABLE,
