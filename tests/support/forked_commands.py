@@ -1,7 +1,7 @@
 """Commands of `rollyard` without the time of their imports: one process has imported all commands, and forks for each.
 
 A command has arguments, environment, folder and standard streams of its own. In /proc it has those of the process that
-forked it, so a test that looks for a command there must start it itself."""
+forked it, so a test that looks for a command there must start it itself, or know its pid (`ForkedProcess`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -38,12 +39,7 @@ def run(*words: str, env: Mapping[str, str], text: str = "", seconds: float) -> 
     fcntl.fcntl(write_in, fcntl.F_SETPIPE_SZ, MOST_INPUT)
     os.write(write_in, text.encode())
     os.close(write_in)
-    request = json.dumps({"words": words, "env": dict(env)}).encode()
-    given = [read_in, *(write for _, write in outputs)]
-    asking, _ = _forking()
-    socket.send_fds(asking, [request], given)
-    for fd in given:
-        os.close(fd)
+    _ask({"words": words, "env": dict(env)}, [read_in, *(write for _, write in outputs)])
     ours = [read for read, _ in outputs]
     try:
         out, err, told = (data.decode() for data in _read_all(ours, seconds))
@@ -53,6 +49,58 @@ def run(*words: str, env: Mapping[str, str], text: str = "", seconds: float) -> 
         for fd in ours:
             os.close(fd)
     return subprocess.CompletedProcess(["rollyard", *words], int(told or -signal.SIGKILL), out, err)
+
+
+class ForkedProcess:
+    """`rollyard WORDS` in the repository's root, while it runs. It has the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, *words: str, env: Mapping[str, str], stderr: int) -> None:
+        """`stderr`: file descriptor."""
+        (read_out, write_out), (self._told, write_told) = os.pipe(), os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        request = {"words": words, "env": dict(env), "tells_pid": True}
+        _ask(request, [null, write_out, os.dup(stderr), write_told])
+        self.stdout = os.fdopen(read_out)
+        self.pid = int(os.read(self._told, _PID_DIGITS))
+        self._pidfd = os.pidfd_open(self.pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("rollyard", timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._pidfd], [], [], seconds)[0]:
+            self.returncode = int(os.read(self._told, 8) or -signal.SIGKILL)
+            os.close(self._told)
+            os.close(self._pidfd)
+        return self.returncode
+
+
+_PID_DIGITS = 10
+
+
+def _ask(request: Mapping[str, object], given: list[int]) -> None:
+    """Ask for a fork with these file descriptors: the standard streams, and a pipe for the exit status. Close them here."""
+    socket.send_fds(_forking()[0], [json.dumps(request).encode()], given)
+    for fd in given:
+        os.close(fd)
 
 
 PROGRAM = """#!{python} -SE
@@ -132,6 +180,7 @@ def main() -> None:
 
     for module in {module for module, _ in COMMANDS.values()}:
         importlib.import_module(f"rollyard.cli.{module}")
+    importlib.import_module("rollyard.server_process.main")
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(_ENDS_WITH_ITS_TEST_RUN)) as asked:
@@ -153,6 +202,9 @@ def _become(request: dict[str, object], fds: list[int]) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         *streams, status = fds
+        os.set_inheritable(status, False)
+        if request.get("tells_pid"):
+            os.write(status, f"{os.getpid():{_PID_DIGITS}}".encode())
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
             os.close(fd)

@@ -55,7 +55,7 @@ class Yard:
         self.driven_by = "slurm" if cluster else "local"
         """Value of `serve --cluster`."""
         self.lease_seconds = LEASE_SECONDS
-        self.server: subprocess.Popen[str] | None = None
+        self.server: subprocess.Popen[str] | forked_commands.ForkedProcess | None = None
         self.env: dict[str, str] = {}
         """Further environment variables of the server."""
 
@@ -77,12 +77,16 @@ class Yard:
         env |= self.env
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
-        command = [python, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
-        command += ["--lease-seconds", str(self.lease_seconds), "--cluster", self.driven_by]
+        words = ["serve", "--data", str(self.data), "--cluster", self.driven_by]
+        words += ["--lease-seconds", str(self.lease_seconds)]
         with (self.folder / "server.log").open("a") as log:
-            self.server = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT, **user
-            )
+            if self.ordinary is None and env.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+                self.server = forked_commands.ForkedProcess(*words, env=env, stderr=log.fileno())
+            else:
+                command = [python, "-m", "rollyard.cli.main", *words]
+                self.server = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT, **user
+                )
         assert self.server.stdout is not None
         line = self.server.stdout.readline()
         assert line, (self.folder / "server.log").read_text()[-3000:]
@@ -149,6 +153,9 @@ class Yard:
     def processes(self, *words: str) -> list[int]:
         """Pids of this yard's processes whose command line contains all these words."""
         found = []
+        if isinstance(self.server, forked_commands.ForkedProcess) and self.server.poll() is None:
+            command = f"rollyard.cli.main serve --data {self.data}"  # /proc has neither its command nor its environment
+            found += [self.server.pid] if all(word in command for word in words) else []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and _env(entry).get("HOME") == str(self.folder):
                 with contextlib.suppress(OSError):
