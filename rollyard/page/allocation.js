@@ -12,7 +12,7 @@ import { link, namespaceOf, ns } from './route.js';
 import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
 import { At, Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html, useEffect, useState } from './view.js';
 
 const LINES = 200;
@@ -46,7 +46,7 @@ export function Allocation({ route }) {
       ...(successor ? [['Successor', html`<a href=${link(['allocations', successor.metadata.name], at)}>${successor.metadata.name}</a>`]] : []),
     ]} />
     ${found && span.walltimeEnd !== undefined && html`<p>${atWalltime(span, successor, due)}</p>`}
-    ${span.reason && html`<p>${span.ended === undefined ? 'Reason' : 'Cause of the end'}: ${visible(span.reason)}</p>`}
+    ${span.reason && html`<p>${span.ended === undefined ? 'Reason' : 'Cause of the end'}: ${message(span.reason)}</p>`}
     ${found?.status?.conditions?.length > 0 && html`<section><h2>Conditions</h2><${Conditions} conditions=${found.status.conditions} /></section>`}
     ${found && html`<${Output} namespace=${namespace} name=${name} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => e.involvedObject.uid === uid, 30)} /></section>

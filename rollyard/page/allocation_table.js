@@ -6,7 +6,7 @@ import { Mark } from './mark.js';
 import { link, ns } from './route.js';
 import { Table } from './table.js';
 import { At, Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 /** @param {{allocations: any[], pool: any, empty: string}} props pool: the one of all of them */
@@ -28,7 +28,7 @@ const COLUMNS = [
   { head: 'Started', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.started} />` },
   { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`${isMissed(s) ? 'before ' : ''}<${At} at=${s.ended ?? s.walltimeEnd} />` },
   { head: 'Then', title: 'the allocation that replaces it', cell: (/** @type {Span & {due?: number, successor?: string}} */ s) => (s.successor ? html`<a href=${link(['allocations', s.successor], { ns: ns(s.namespace) })}>${s.successor}</a>` : s.due ? html`successor about <${At} at=${s.due} />` : '') },
-  { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${visible(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
+  { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${message(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
 ];
 
 /** @param {{spans: (Span & {due?: number, successor?: string})[], empty: string}} props */

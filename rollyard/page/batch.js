@@ -11,7 +11,7 @@ import { Profile } from './profile.js';
 import { link, namespaceOf, ns } from './route.js';
 import { Facts } from './table.js';
 import { Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 /** @param {{route: import('./route.js').Route}} props */
@@ -43,5 +43,5 @@ function Head({ b, namespace }) {
     ['Bias', b.bias.seconds === null ? UNKNOWN : `tokens ${decimal(b.bias.tokens)}, turns ${decimal(b.bias.turns)}, seconds ${decimal(b.bias.seconds)}`],
     ['Created', html`<${Time} at=${b.created_at} />`], ['Ended', html`<${Time} at=${b.ended_at} />`],
   ]} />
-  ${b.waiting && html`<p class="problem">${visible(b.waiting)}</p>`}`;
+  ${b.waiting && html`<p class="problem">${message(b.waiting)}</p>`}`;
 }

@@ -11,7 +11,7 @@ import { go, link, namespaceOf, ns } from './route.js';
 import { SideBySide } from './side_by_side.js';
 import { Table } from './table.js';
 import { Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 const LISTED = 200;
@@ -52,7 +52,7 @@ function All({ route }) {
         { head: 'Staleness', figure: true, title: 'mean training steps between draw and use', cell: (/** @type {any} */ b) => decimal(b.staleness_mean) },
         { head: 'To target', figure: true, cell: (/** @type {any} */ b) => duration(b.seconds_to_target) },
         { head: 'Created', cell: (/** @type {any} */ b) => html`<${Time} at=${b.created_at} />` },
-        { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => visible(b.waiting ?? '') },
+        { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => message(b.waiting ?? '') },
       ]} />`}<//></div>`;
 }
 

@@ -3,7 +3,7 @@
 import { Mark } from './mark.js';
 import { Table } from './table.js';
 import { Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 /** Types that report trouble beside Ready and Updated, with the status that does so. @type {Record<string, string>} */
@@ -40,7 +40,7 @@ export function readyCount(pool) {
 export function PoolMark({ pool }) {
   const ready = (pool.status?.conditions ?? []).find((/** @type {any} */ c) => c.type === 'Ready');
   if (!ready) return html`<${Mark} tone="none" word="not known" />`;
-  return html`<${Mark} tone=${toneOfCondition(ready)} word=${ready.status === 'True' ? 'Ready' : ready.reason} title=${visible(ready.message)} />`;
+  return html`<${Mark} tone=${toneOfCondition(ready)} word=${ready.status === 'True' ? 'Ready' : ready.reason} title=${message(ready.message)} />`;
 }
 
 /** @param {{conditions: any[]}} props */
@@ -51,6 +51,6 @@ export function Conditions({ conditions }) {
       { head: 'Status', cell: (/** @type {any} */ c) => html`<${Mark} tone=${toneOfCondition(c)} word=${c.status} />` },
       { head: 'Reason', cell: (/** @type {any} */ c) => c.reason },
       { head: 'Since', cell: (/** @type {any} */ c) => html`<${Time} at=${c.lastTransitionTime} />` },
-      { head: 'Message', wide: true, cell: (/** @type {any} */ c) => visible(c.message) },
+      { head: 'Message', wide: true, cell: (/** @type {any} */ c) => message(c.message) },
     ]} />`;
 }

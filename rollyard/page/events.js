@@ -5,7 +5,7 @@ import { link, ns } from './route.js';
 import { Mark } from './mark.js';
 import { Table } from './table.js';
 import { Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 /** @param {(event: any) => boolean} wanted @param {number} most */
@@ -31,6 +31,6 @@ export function Events({ events, empty = 'No event is kept. Events are deleted a
     { head: 'Reason', cell: (/** @type {any} */ e) => (e.type === 'Warning' ? html`<${Mark} tone="warn" word=${e.reason} />` : e.reason) },
     { head: 'Count', figure: true, cell: (/** @type {any} */ e) => e.count },
     { head: 'Object', cell: (/** @type {any} */ e) => html`<a href=${objectLink(e.involvedObject)}>${e.involvedObject.name}</a>` },
-    { head: 'Message', wide: true, cell: (/** @type {any} */ e) => visible(e.message) },
+    { head: 'Message', wide: true, cell: (/** @type {any} */ e) => message(e.message) },
   ]} />`;
 }

@@ -20,7 +20,7 @@ export function Filters({ route, filters }) {
   const set = (name, value) => go(link(route.path, { ...route.query, [name]: value, after: undefined }));
   const some = filters.some((f) => route.query[f.name]);
   const seldom = filters.filter((f) => f.seldom);
-  return html`<form class="filters" role="search" onSubmit=${(/** @type {Event} */ e) => e.preventDefault()}>
+  return html`<form class="filters" role="search" aria-label="Filters" onSubmit=${(/** @type {Event} */ e) => e.preventDefault()}>
     ${fields(filters.filter((f) => !f.seldom), route, set)}
     ${seldom.length > 0 && html`<details open=${seldom.some((f) => route.query[f.name]) || undefined}><summary>More conditions</summary><div class="filters">${fields(seldom, route, set)}</div></details>`}
     ${some && html`<a class="plain" href=${link(route.path, { ns: route.query.ns })}>Show all</a>`}

@@ -69,3 +69,8 @@ export function timeOfDay(at) {
   const [text, today] = [clock(at), clock(Date.now() / 1000)];
   return text.slice(0, 10) === today.slice(0, 10) ? text.slice(11) : text;
 }
+
+const UTC = /\b(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC\b/g;
+
+/** The text with each time in UTC, as the server writes them, as a time of the browser's zone. @param {string} text */
+export const localTimes = (text) => text.replace(UTC, (_, day, time) => timeOfDay(Date.parse(`${day}T${time}Z`) / 1000));

@@ -15,7 +15,7 @@ import { Rollouts } from './rollouts.js';
 import { go, link, namespaceOf, ns, useRoute } from './route.js';
 import { Servers } from './servers.js';
 import { Training } from './training.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { Usage } from './usage.js';
 import { html, memo, render, useEffect, useRef } from './view.js';
 
@@ -73,7 +73,7 @@ function App() {
     ${!state.connected && html`<p class="problem banner">${state.listed
       ? `Not connected since ${timeOfDay(state.since)}${state.problem ? `: ${state.problem}` : ''}. What you see is older than that; the page tries again by itself.`
       : state.problem ? `Not connected: ${state.problem}. Is \`rollyard serve\` running? The page tries again by itself.` : 'Connecting …'}</p>`}
-    ${state.connected && away && html`<p class="problem banner" role="status">${visible(away.message)}. States, nodes and times of jobs are as Slurm gave them before that.</p>`}
+    ${state.connected && away && html`<p class="problem banner" role="status">${message(away.message)}. States, nodes and times of jobs are as Slurm gave them before that.</p>`}
     <main id="main" tabindex="-1" ref=${main}><${View} key=${address} route=${route} /></main>`;
 }
 

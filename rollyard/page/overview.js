@@ -12,7 +12,7 @@ import { link, namespaceOf, ns, option } from './route.js';
 import { Facts, Table } from './table.js';
 import { Time, useNow } from './time.js';
 import { hoursOf, TimeRange } from './time_range.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 import { Waiting } from './waiting.js';
 
@@ -59,7 +59,7 @@ function Wrong({ namespace }) {
       { head: 'Condition', cell: (/** @type {any} */ f) => html`<${Mark} tone=${toneOfCondition(f.condition)} word=${`${f.condition.type}=${f.condition.status}`} />` },
       { head: 'Reason', cell: (/** @type {any} */ f) => f.condition.reason },
       { head: 'Since', cell: (/** @type {any} */ f) => html`<${Time} at=${f.condition.lastTransitionTime} />` },
-      { head: 'Message', wide: true, cell: (/** @type {any} */ f) => visible(f.condition.message) },
+      { head: 'Message', wide: true, cell: (/** @type {any} */ f) => message(f.condition.message) },
     ]} />`}
     ${warnings.length > 0 && html`<h3>Warnings of the last hour</h3><${Events} events=${warnings} />`}`}
   </section>`;
@@ -128,6 +128,6 @@ function RunningBatches({ batches }) {
     { head: 'Delivered', figure: true, cell: (/** @type {any} */ b) => html`${count(b.delivered)}<span class="dim">${b.target === null ? '' : `/${count(b.target)}`}</span>` },
     { head: 'In flight', figure: true, cell: (/** @type {any} */ b) => count(b.in_flight) },
     { head: 'Informative', figure: true, cell: (/** @type {any} */ b) => percent(b.informative_share), title: 'groups whose rewards differ, of those with a verdict and at least two rewards' },
-    { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => visible(b.waiting ?? '') },
+    { head: 'Waits for', wide: true, cell: (/** @type {any} */ b) => message(b.waiting ?? '') },
   ]} />`;
 }

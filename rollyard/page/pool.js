@@ -15,7 +15,7 @@ import { Facts, Table } from './table.js';
 import { hoursOf } from './time_range.js';
 import { TextBlock } from './text_block.js';
 import { Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message, visible } from './visible_text.js';
 import { html } from './view.js';
 import { Waiting } from './waiting.js';
 
@@ -88,7 +88,7 @@ function Decisions({ pool }) {
     empty=${pool.spec.autoscaling ? 'None yet.' : 'The size is fixed by the spec, so nothing is decided.'} columns=${[
       { head: 'When', cell: (/** @type {any} */ d) => html`<${Time} at=${d.time} />` },
       { head: 'Desired', figure: true, cell: (/** @type {any} */ d) => count(d.desired) },
-      { head: 'Why', wide: true, cell: (/** @type {any} */ d) => visible(d.message) },
+      { head: 'Why', wide: true, cell: (/** @type {any} */ d) => message(d.message) },
     ]} /></section>`;
 }
 
@@ -118,6 +118,6 @@ function Missing({ images }) {
   return html`<h3>Missing: ${count(images.length)}</h3><${Table} stack caption="Missing images" rows=${images} keyOf=${(/** @type {any} */ m) => m.image} columns=${[
     { head: 'Image', main: true, cell: (/** @type {any} */ m) => html`<code>${visible(m.image)}</code>` }, { head: 'Failures', figure: true, cell: (/** @type {any} */ m) => count(m.failures) },
     { head: 'Since', cell: (/** @type {any} */ m) => html`<${Time} at=${m.since} />` }, { head: 'Next try', cell: (/** @type {any} */ m) => html`<${Time} at=${m.until} />` },
-    { head: 'Why', wide: true, cell: (/** @type {any} */ m) => `${visible(m.message)}${m.permanent ? ' Somebody must change the image or the pool.' : ''}` },
+    { head: 'Why', wide: true, cell: (/** @type {any} */ m) => `${message(m.message)}${m.permanent ? ' Somebody must change the image or the pool.' : ''}` },
   ]} />`;
 }

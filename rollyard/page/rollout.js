@@ -14,7 +14,7 @@ import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
 import { Time } from './time.js';
 import { Tokens, useTokenTexts } from './tokens.js';
-import { visible } from './visible_text.js';
+import { message, visible } from './visible_text.js';
 import { html, useEffect, useState } from './view.js';
 
 const REFRESH_SECONDS = 3;
@@ -68,21 +68,21 @@ export function Rollout({ route }) {
       ${(view === '' || view === 'tokens') && (t.sample
         ? html`<${Ended} t=${t} view=${view} texts=${texts} route=${route} linkTo=${linkTo} />`
         : view === 'tokens' ? html`<p class="empty">The tokens are here when the rollout has ended.</p>`
-          : html`<${RunningTurns} namespace=${namespace} id=${id} linkTo=${linkTo} />`)}`}<//></div>`;
+          : html`<h2 class="unseen">Turns</h2><${RunningTurns} namespace=${namespace} id=${id} linkTo=${linkTo} />`)}`}<//></div>`;
 }
 
 /** @param {{t: import('./columns.js').Trajectory, view: string, texts: import('./poll.js').Answer, route: import('./route.js').Route, linkTo: any}} props */
 function Ended({ t, view, texts, route, linkTo }) {
   const turn = Number(route.query.turn) || undefined;
   if (view === 'tokens') return html`<${Tokens} t=${t} texts=${texts} turn=${turn} colour=${route.query.colour ?? 'mask'} linkTo=${linkTo} />`;
-  return html`<${Prompt} task=${t.sample.task} /><${Conversation} t=${t} turn=${turn} linkTo=${linkTo} /><${Score} sample=${t.sample} />`;
+  return html`<${Prompt} task=${t.sample.task} /><h2 class="unseen">Turns</h2><${Conversation} t=${t} turn=${turn} linkTo=${linkTo} /><${Score} sample=${t.sample} />`;
 }
 
 /** What the agent was asked, by the field that the task's kind has for it. @param {{task: any}} props */
 function Prompt({ task }) {
   const field = ['problem', 'problem_statement', 'question', 'instruction', 'prompt'].find((name) => typeof task?.[name] === 'string');
   if (!field) return null;
-  return html`<section class="asked"><h4>Task</h4><${TextBlock} text=${task[field]} label="Task" /></section>`;
+  return html`<section class="asked"><h2>Task</h2><${TextBlock} text=${task[field]} label="Task" /></section>`;
 }
 
 /** @param {{t: import('./columns.js').Trajectory, namespace: string}} props */
@@ -115,7 +115,7 @@ function Head({ t, namespace }) {
     if (t.sample.regrade_of) pairs.push(['Scores again', html`<a href=${link(['rollouts', t.sample.regrade_of], at)}>${t.sample.regrade_of}</a>`]);
   }
   return html`<${Facts} pairs=${pairs} />
-    ${v.waiting && html`<p class="problem">${visible(v.waiting)}</p>`}
+    ${v.waiting && html`<p class="problem">${message(v.waiting)}</p>`}
     ${v.error && !t.sample && html`<p class="problem">${v.error.reason}: ${visible(v.error.message)}</p>`}
     ${v.kept && html`<p>The sandbox of its failed attempt is kept on ${v.kept.node} until <${Time} at=${v.kept.until} />: <code>rollyard exec${option(v.namespace)} ${v.id}</code> looks into it.</p>`}`;
 }

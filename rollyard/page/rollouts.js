@@ -11,7 +11,7 @@ import { checkMetadata, checkNumber, search } from './rollout_search.js';
 import { go, link, namespaceOf, ns, option } from './route.js';
 import { Table } from './table.js';
 import { Span, Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message, visible } from './visible_text.js';
 import { html } from './view.js';
 
 const PAGE = 100;
@@ -53,7 +53,7 @@ export function Rollouts({ route }) {
       { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']], seldom: true },
       { name: 'failed_calls', label: 'Tool calls', options: [['true', 'some failed']], seldom: true }, { name: 'failed_tool', label: 'Failed tool', hint: 'bash', seldom: true },
     ]} />
-    <form class="filters" onSubmit=${(/** @type {any} */ e) => { e.preventDefault(); const id = e.target.elements.id.value.trim(); if (id) go(link(['rollouts', id], { ns: ns(namespace) })); }}>
+    <form class="filters" aria-label="Open a rollout" onSubmit=${(/** @type {any} */ e) => { e.preventDefault(); const id = e.target.elements.id.value.trim(); if (id) go(link(['rollouts', id], { ns: ns(namespace) })); }}>
       <label>Open by id <input name="id" type="text" spellcheck="false" autocomplete="off" placeholder="id, then Enter" /></label></form>
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
       <p class="dim" role="status">${totalOf(data, sort, route)} <a href=${link(['profile'], { ...route.query, sort: undefined, after: undefined, limit: undefined })}>Where their time and tokens go</a></p>
@@ -108,12 +108,12 @@ export function RolloutTable({ rollouts, empty: none }) {
 
 /** @param {any} r */
 function why(r) {
-  if (r.error) return html`<span title=${visible(r.error.message)}>${r.error.reason}: ${short(r.error.message)}</span>`;
-  return r.waiting ? html`<span title=${visible(r.waiting)}>${short(r.waiting)}</span>` : '';
+  if (r.error) return html`<span title=${visible(r.error.message)}>${r.error.reason}: ${short(visible(r.error.message))}</span>`;
+  return r.waiting ? html`<span title=${message(r.waiting)}>${short(message(r.waiting))}</span>` : '';
 }
 
 /** @param {string} text */
 function short(text) {
-  const shown = visible(text).replace(/\s+/g, ' ');
+  const shown = text.replace(/\s+/g, ' ');
   return shown.length > 120 ? `${shown.slice(0, 118)} …` : shown;
 }

@@ -12,7 +12,7 @@ import { link, namespaceOf, ns } from './route.js';
 import { Facts, Table } from './table.js';
 import { Time } from './time.js';
 import { hoursOf, TimeRange } from './time_range.js';
-import { visible } from './visible_text.js';
+import { message, visible } from './visible_text.js';
 import { html } from './view.js';
 
 const MOST_LINES = 6;
@@ -39,7 +39,7 @@ function OnePool({ pool, now, route }) {
       ['Sessions', count(now?.sessions)], ['Tokens/s', count(load.tokensPerSecond)], ['Prompt tokens/s', count(load.promptTokensPerSecond)],
       ['Running', count(load.running)], ['Waiting', count(load.waiting)], ['KV use', percent(load.kvUsage)], ['Prefix hits', percent(load.prefixHitRate)],
       ['First token', duration(load.firstTokenSeconds)], ['Preempted/s', decimal(load.preemptionsPerSecond)],
-      ['Weights served', now?.weightsVersions?.join(', ') || UNKNOWN], ['Weights wanted', weights.operation?.phase === 'Updating' ? weights.operation.target.version : weights.current?.version ?? UNKNOWN],
+      ['Weights served', now?.weightsVersions?.join(', ') || UNKNOWN], ['Weights desired', weights.operation?.phase === 'Updating' ? weights.operation.target.version : weights.current?.version ?? UNKNOWN],
     ]} />
     <h3>Now</h3><${Endpoints} endpoints=${now?.endpoints ?? pool.status?.endpoints ?? []} stale=${!now} />
     <${Past} pool=${pool} route=${route} />
@@ -58,7 +58,7 @@ function Endpoints({ endpoints, stale }) {
     { head: 'Prompt/s', figure: true, cell: (/** @type {any} */ e) => count(e.promptTokensPerSecond) }, { head: 'Prefix hits', figure: true, cell: (/** @type {any} */ e) => percent(e.prefixHitRate) },
     { head: 'First token', figure: true, cell: (/** @type {any} */ e) => duration(e.firstTokenSeconds) },
     { head: 'Weights', cell: (/** @type {any} */ e) => e.weightsVersion || UNKNOWN },
-    { head: 'Note', wide: true, cell: (/** @type {any} */ e) => visible([e.full, e.ready ? '' : e.reason].filter(Boolean).join('; ')) },
+    { head: 'Note', wide: true, cell: (/** @type {any} */ e) => message([e.full, e.ready ? '' : e.reason].filter(Boolean).join('; ')) },
   ]} />`;
 }
 
@@ -83,8 +83,8 @@ function Weights({ weights }) {
   const op = weights.operation;
   const rows = [...(weights.history ?? [])].reverse().slice(0, 20);
   return html`<h3>Weights</h3>
-    ${op && html`<p>Last update: <${Mark} word=${op.phase} /> <strong>${op.target.version}</strong>, mode ${op.target.mode}, ${count(op.done)} of ${op.total ? count(op.total) : UNKNOWN} endpoints, began <${Time} at=${op.startedAt} />${op.finishedAt && html`, ended <${Time} at=${op.finishedAt} />`}. ${visible(op.message ?? '')}</p>
-      ${Object.keys(op.endpoints ?? {}).length > 0 && html`<ul class="notes">${Object.entries(op.endpoints).map(([id, p]) => html`<li key=${id}>${id}: <${Mark} word=${p.phase} /> since <${Time} at=${p.since} /> ${visible(p.reason ?? '')}</li>`)}</ul>`}`}
+    ${op && html`<p>Last update: <${Mark} word=${op.phase} /> <strong>${op.target.version}</strong>, mode ${op.target.mode}, ${count(op.done)} of ${op.total ? count(op.total) : UNKNOWN} endpoints, began <${Time} at=${op.startedAt} />${op.finishedAt && html`, ended <${Time} at=${op.finishedAt} />`}. ${message(op.message ?? '')}</p>
+      ${Object.keys(op.endpoints ?? {}).length > 0 && html`<ul class="notes">${Object.entries(op.endpoints).map(([id, p]) => html`<li key=${id}>${id}: <${Mark} word=${p.phase} /> since <${Time} at=${p.since} /> ${message(p.reason ?? '')}</li>`)}</ul>`}`}
     <${Table} caption="Weights versions, newest first" rows=${rows} keyOf=${(/** @type {any} */ r) => String(r.number)} empty="No version was served yet." columns=${[
       { head: 'Version', main: true, cell: (/** @type {any} */ r) => r.version }, { head: 'Number', figure: true, cell: (/** @type {any} */ r) => r.number },
       { head: 'Since', cell: (/** @type {any} */ r) => html`<${Time} at=${r.since} />` }, { head: 'From', cell: (/** @type {any} */ r) => r.origin },

@@ -5,7 +5,7 @@ import { phases } from './history.js';
 import { link, ns } from './route.js';
 import { Table } from './table.js';
 import { useNow } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 /** @param {{history: any, compact?: boolean}} props */
@@ -53,7 +53,7 @@ function details(e, namespace) {
   if (e.able > 1) words.push(`${e.able} node agents could take it; this one had room for ${e.free}`);
   const work = Object.entries(e.seconds ?? {}).map(([stage, seconds]) => `${stage.toUpperCase()} ${duration(seconds)}`);
   if (work.length) words.push(`at work: ${work.join(', ')}`);
-  const text = visible(words.join('; '));
+  const text = message(words.join('; '));
   return e.allocation
     ? html`node ${e.node}, <a href=${link(['allocations', e.allocation], { ns: ns(namespace) })}>${e.allocation}</a>; ${text}` : text;
 }

@@ -2,6 +2,7 @@
 
 import { clock, duration, timeOfDay } from './format.js';
 import { link, ns } from './route.js';
+import { message } from './visible_text.js';
 import { html, memo } from './view.js';
 
 const [W, LANE, LEFT, TOP] = [1200, 20, 190, 20];
@@ -40,12 +41,12 @@ const Lane = memo((/** @type {{s: Span & {due?: number}, from: number, to: numbe
   const ready = s.ready !== undefined && s.ready >= start ? s.ready : undefined;
   const bar = (/** @type {string} */ kind, /** @type {number | undefined} */ a, /** @type {number} */ b, /** @type {string} */ text) => (a === undefined || b <= a || px(b) - px(a) <= 0 ? null
     : html`<rect class=${kind} x=${px(a)} y="3" width=${Math.max(px(b) - px(a), 1.5)} height="13" rx="2"><title>${`${s.name}: ${text}, ${duration(b - a)} from ${timeOfDay(a)}`}</title></rect>`);
-  const over = s.ended !== undefined;
+  const [over, reason] = [s.ended !== undefined, message(s.reason)];
   const main = over ? s.state : COLOURS[s.state] ?? 'running';
   return html`<a href=${link(['allocations', s.name], { ns: ns(s.namespace) })}><text class="name" x="2" y="14">${s.name.length > 28 ? `${s.name.slice(0, 26)}…` : s.name}</text></a>
-    ${bar('pending', s.submitted, start, s.jobState === 'PENDING' ? `pending ${s.reason}` : 'was pending')}
-    ${s.started !== undefined && bar(over && ready === undefined ? main : 'starting', s.started, ready ?? end, over && ready === undefined ? `ended ${s.jobState} ${s.reason}` : 'starting')}
-    ${ready !== undefined && bar(main, ready, end, over ? `ended ${s.jobState} ${s.reason}` : s.state)}
+    ${bar('pending', s.submitted, start, s.jobState === 'PENDING' ? `pending ${reason}` : 'was pending')}
+    ${s.started !== undefined && bar(over && ready === undefined ? main : 'starting', s.started, ready ?? end, over && ready === undefined ? `ended ${s.jobState} ${reason}` : 'starting')}
+    ${ready !== undefined && bar(main, ready, end, over ? `ended ${s.jobState} ${reason}` : s.state)}
     ${!over && s.walltimeEnd !== undefined && bar('rest', now, s.walltimeEnd, `walltime ends at ${clock(s.walltimeEnd)}${s.due === undefined ? '' : `, a successor should be ready at ${clock(s.due)}`}; the rest`)}
     ${s.due !== undefined && s.due > now - 60 && html`<path class="planned" d=${`M${px(s.due)} 4l5 5.5l-5 5.5l-5-5.5Z`}><title>${`${s.name}: a successor should be ready at ${clock(s.due)}`}</title></path>`}`;
 });

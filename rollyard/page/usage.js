@@ -35,7 +35,7 @@ function Rows({ u, by }) {
   const name = (/** @type {any} */ r) => (r.isTotal ? html`<strong>Total</strong>` : by === 'week' ? r.week : by === 'namespace' ? r.namespace
     : html`<a href=${link(['pools', r.pool_kind, r.pool], { ns: ns(r.namespace) })}>${r.pool}</a>`);
   return html`<${Table} stack caption="Usage" rows=${u.rows.length ? rows : []} keyOf=${(/** @type {any} */ r) => (r.isTotal ? 'total' : [r.week, r.namespace, r.pool_kind, r.pool].join('/'))} empty="Nothing was used in this time." columns=${[
-    { head: { pool: 'Pool', namespace: 'Namespace', week: 'Week' }[by] ?? '', main: true, cell: name },
+    { head: { pool: 'Pool', namespace: 'Namespace', week: 'Week (UTC)' }[by] ?? '', main: true, cell: name },
     ...(by === 'pool' ? [{ head: 'Kind', cell: (/** @type {any} */ r) => r.pool_kind ?? '' }, { head: 'Namespace', cell: (/** @type {any} */ r) => r.namespace ?? '' }] : []),
     { head: 'GPU-hours', figure: true, cell: (/** @type {any} */ r) => hours(r.gpu_hours) }, { head: 'CPU-hours', figure: true, cell: (/** @type {any} */ r) => hours(r.cpu_hours) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) }, { head: 'Accepted', figure: true, title: 'rollouts that ended with a reward', cell: (/** @type {any} */ r) => count(r.scored) },

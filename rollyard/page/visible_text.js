@@ -1,5 +1,7 @@
 /** Text that an agent or a tool wrote, made safe to look at: control characters become visible symbols. */
 
+import { localTimes } from './format.js';
+
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
 /** @param {string} found */
@@ -20,3 +22,6 @@ export function visible(text) {
 export function visibleLine(text) {
   return visible(text).replace(/\n/g, '\u2424').replace(/\t/g, '\u2409');
 }
+
+/** A sentence of the server, with its times in the browser's zone. @param {unknown} text */
+export const message = (text) => localTimes(visible(text));

@@ -7,7 +7,7 @@ import { usePoll } from './poll.js';
 import { link, ns } from './route.js';
 import { Table } from './table.js';
 import { Time } from './time.js';
-import { visible } from './visible_text.js';
+import { message } from './visible_text.js';
 import { html } from './view.js';
 
 const WAITING_READ = 200;
@@ -29,11 +29,11 @@ export function Waiting({ namespace, queued, allocations, pool }) {
   return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2><${Missed} of=${answer} what="reasons for which rollouts wait" />
     ${reasons.size > 0 && html`<${Table} stack caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.n) }, { head: 'Reason', main: true, cell: (/** @type {any} */ r) => r.word },
-      { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => visible(r.example) },
+      { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => message(r.example) },
     ]} />${answer.data?.next && html`<p class="dim">Of the first ${WAITING_READ} of ${count(queued)} queued rollouts.</p>`}`}
     ${pending.length > 0 && html`<${Table} stack caption="Jobs that wait in Slurm's queue" rows=${pending} keyOf=${(/** @type {any} */ a) => a.metadata.uid} columns=${[
       { head: 'Pending job', main: true, cell: (/** @type {any} */ a) => html`<a href=${link(['allocations', a.metadata.name], { ns: ns(namespace) })}>${a.metadata.name}</a>` },
-      { head: 'Job', figure: true, cell: (/** @type {any} */ a) => a.status.jobId ?? UNKNOWN }, { head: "Slurm's reason", wide: true, cell: (/** @type {any} */ a) => visible(a.status.reason || UNKNOWN) },
+      { head: 'Job', figure: true, cell: (/** @type {any} */ a) => a.status.jobId ?? UNKNOWN }, { head: "Slurm's reason", wide: true, cell: (/** @type {any} */ a) => message(a.status.reason || UNKNOWN) },
       { head: 'Expected start', cell: (/** @type {any} */ a) => html`<${Time} at=${a.status.startTime} />` },
     ]} />`}</section>`;
 }

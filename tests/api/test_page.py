@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import zstandard
 
 from rollyard.client.kubeconfig import Context
+from rollyard.kinds.base import evolve
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.page_proxy.main import listen
+from rollyard.store.base import MissingImage
 from rollyard.trajectory import Outcome, Segment, Turn
 from rollyard.trajectory.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
-from tests.api.test_rollouts_waiting import pool, submit
+from tests.api.test_rollouts_waiting import KEY, _stored, pool, submit
 from tests.api.test_running_turns import saved
+from tests.support import make
 from tests.support.browser import Tab, chromium
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import PlayedPool
@@ -158,6 +164,69 @@ async def test_changes_appear_by_themselves_and_a_lost_server_is_told(serving: S
             assert "not known" in await page.tab.evaluate(f"{row}.textContent")  # no condition was observed yet
         await page.tab.until("document.querySelector('.banner')?.textContent.includes('Not connected since')")
         assert "swe" in await page.text()  # what was known stays, and is said to be old
+
+
+async def test_what_follows_at_a_walltime_and_what_waits_are_told(serving: Serve) -> None:
+    async with serving() as api:
+        await pool(api)
+        owner = {"kind": "RolloutPool", "name": "swe", "uid": (await _stored(api)).metadata.uid}
+        now = datetime.now(UTC)
+        job = {
+            "job_id": "7",
+            "job_state": "RUNNING",
+            "node": "n1",
+            "ready": True,
+            "ready_at": now - timedelta(minutes=9),
+        }
+        job |= {"start_time": now - timedelta(minutes=10), "end_time": now + timedelta(hours=3)}
+        first = make.allocation("swe-rp-0", spec={"pool": owner}, intents=1, intended_at=now, **job)
+        await api.store.objects.create(first)
+        await api.store.objects.create(make.allocation("gone-rp-0", intents=1, intended_at=now, **job))
+        async with opened(api) as page:
+            told = "[...document.querySelectorAll('main p')].find(p => /Slurm ends the job/.test(p.textContent))?.textContent"
+            await page.show(
+                "#/allocations/swe-rp-0", f"({told})?.includes('A successor is submitted in time to be ready')"
+            )
+            assert "Successor ready" in await page.text(".facts")
+            await page.show("#/allocations/gone-rp-0", f"({told})?.includes('No successor is planned.')")
+
+            pending = {"job_id": "8", "job_state": "PENDING", "reason": "Resources", "intents": 1, "intended_at": now}
+            spec = {"pool": owner, "successor_of": "swe-rp-0"}
+            await api.store.objects.create(make.allocation("swe-rp-1", spec=spec, **pending))
+            await page.show("#/allocations/swe-rp-0", f"({told})?.includes('swe-rp-1 replaces it')")
+            stored = await api.store.objects.get(first.key)
+            drained = evolve(stored, spec=evolve(stored.spec, drain=True))
+            await api.store.objects.update(drained, "spec")
+            await page.tab.until(
+                f"({told})?.startsWith('It drains: it takes no new work, and its rollouts are finished')"
+            )
+
+            await page.tab.call("Emulation.setTimezoneOverride", timezoneId="Asia/Kolkata")
+            await submit(api, "a", "b")
+            images = [
+                MissingImage(
+                    KEY, "docker://r/0", "no route", failures=2, since=now.timestamp() - 60, until=now.timestamp() + 60
+                ),
+                MissingImage(KEY, "docker://r/1", "no such tag", failures=1, since=now.timestamp(), permanent=True),
+                MissingImage(PoolKey("default", "other"), "docker://r/2", "no route", failures=1),
+            ]
+            await api.store.rollouts.transact(lambda tx: [tx.put_missing_image(one) for one in images])
+            await page.show("#/overview", "document.querySelectorAll('#waits ~ .stack').length === 2")
+            rollouts, jobs = await page.texts("#waits ~ .stack tbody")
+            assert rollouts.startswith("2AllocationPendingRolloutPool swe waits for job 8"), rollouts
+            shown, local = re.search(r"since (\d\d):(\d\d):\d\d\)", rollouts), now + timedelta(hours=5.5)
+            assert shown is not None, "in the browser's zone"
+            assert (int(shown[1]) * 60 + int(shown[2]) - local.hour * 60 - local.minute) % 1440 < 10
+            assert "UTC" not in rollouts
+            assert jobs.startswith("swe-rp-18Resources")
+            await page.show(
+                "#/pools/RolloutPool/swe", "document.querySelector('main').textContent.includes('Missing: 2')"
+            )
+            missing = await page.texts("[aria-label='Missing images'] tbody tr")
+            assert missing[0].startswith("docker://r/02")
+            assert missing[0].endswith("no route")
+            assert missing[1].endswith("no such tag Somebody must change the image or the pool.")
+            assert [fault for fault in page.tab.faults if "/log?" not in fault] == [], "but a job without output"
 
 
 async def test_a_history_becomes_spans_of_time(serving: Serve) -> None:

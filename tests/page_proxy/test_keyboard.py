@@ -26,6 +26,14 @@ CONTROLS = {
     "DisclosureTriangle",
 }
 """Roles in Chromium's accessibility tree of what a person operates."""
+NAMED = CONTROLS | {"table", "image", "region", "navigation", "form", "search"}
+"""Roles of what has to have a name: also what a person reads or jumps to."""
+SKIPPED = """(() => {
+  const all = [...document.querySelectorAll('h1, h2, h3, h4, h5')];
+  const level = (i) => (i < 0 ? 0 : Number(all[i].tagName[1]));
+  return all.filter((_, i) => level(i) > level(i - 1) + 1).map((one) => one.outerHTML.slice(0, 80));
+})()"""
+"""Headings that are more than one level below the heading before them."""
 MOST_STOPS = 400
 FOCUSED = """(() => {
   const one = document.activeElement;
@@ -55,12 +63,13 @@ async def tab_to(tab: Tab, wanted: str) -> dict[str, Any]:
     raise AssertionError(f"no stop of the Tab key is {wanted}")
 
 
-async def nameless(tab: Tab) -> list[str]:
-    """Return the controls without a name in the accessibility tree."""
+async def unclear(tab: Tab) -> list[str]:
+    """Return what has no name in the accessibility tree, and headings that skip a level."""
     nodes = (await tab.call("Accessibility.getFullAXTree"))["nodes"]
-    found = [n for n in nodes if not n.get("ignored") and n.get("role", {}).get("value") in CONTROLS]
+    found = [n for n in nodes if not n.get("ignored") and n.get("role", {}).get("value") in NAMED]
     assert found
-    return [f"{n['role']['value']} {n.get('nodeId')}" for n in found if not n.get("name", {}).get("value", "").strip()]
+    unnamed = [n for n in found if not n.get("name", {}).get("value", "").strip()]
+    return [f"{n['role']['value']} {n.get('nodeId')}" for n in unnamed] + list(await tab.evaluate(SKIPPED))
 
 
 async def test_each_view_is_reached_and_walked_through_by_the_tab_key(opened: tuple[Tab, str]) -> None:
@@ -80,7 +89,7 @@ async def test_each_view_is_reached_and_walked_through_by_the_tab_key(opened: tu
         await press(tab, "Enter")
         await tab.until(f"location.hash === '{view}' && document.activeElement.id === 'main'")
         await tab.settle(0.3)
-        assert await nameless(tab) == [], view
+        assert await unclear(tab) == [], view
         stops: list[dict[str, Any]] = []
         while True:  # a trap would hold the focus for ever
             await press(tab, "Tab")
@@ -105,14 +114,14 @@ async def test_a_trajectory_is_opened_read_and_left_by_keys_and_the_focus_comes_
     await press(tab, "Enter")
     await tab.until(f"location.hash === '{link['href']}' && document.activeElement.id === 'main'")
     await tab.until("!!document.querySelector('.tabs a')")
-    assert await nameless(tab) == []
+    assert await unclear(tab) == []
     await tab_to(tab, "one.textContent === 'Tokens'")
     await press(tab, "Enter")
     await tab.until("!!document.querySelector('.tokens')")
     await tab_to(tab, "one.matches('.tokens, .tokens *')")
     await press(tab, "ArrowRight")
     await tab.until("/probability|given|sampled/i.test(document.querySelector('.token-line').textContent)")
-    assert await nameless(tab) == []
+    assert await unclear(tab) == []
 
     await tab.evaluate("history.go(-2)")
     await tab.until("location.hash === '#/rollouts' && document.querySelectorAll('tbody th a').length > 3")

@@ -135,7 +135,7 @@ class ShownPage:
 
         async def told() -> bool:
             banner = (await self.tab.evaluate(READ))["banner"]
-            return re.search(r"Slurm's queue is (unknown|in doubt) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", banner)  # type: ignore[return-value]
+            return re.search(r"Slurm's queue is (unknown|in doubt) since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \(", banner) is not None
 
         await until(told, SECONDS, seen=lambda: self.tab.evaluate("document.body.innerText"))
 
