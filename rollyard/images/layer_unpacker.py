@@ -156,6 +156,8 @@ class LayerUnpacker:
             for path, source in reversed(chain):
                 if path != source:
                     self._hard_link(path, source)
+                elif self._find(path) is None and self._below.find(self._inside(path)) is not None:
+                    os.unlink(path)  # the link to its own name is a file of the layers below, which a whiteout hides
 
     def _hard_link(self, path: bytes, source: bytes) -> None:
         with suppress(FileNotFoundError):

@@ -55,6 +55,11 @@ CASES: dict[str, tuple[Entries, Entries, dict[str, str]]] = {
         [("a/sub", None), ("a/sub/y", b"new"), ("a/.wh..wh..opq", b"")],
         {"a": "", "a/sub": "", "a/sub/y": "new"},
     ),
+    "a hard link to its own name beside an opaque mark and a whiteout": (
+        [("a", None), ("a/x", b"low"), ("a/z", b"low"), ("b", b"low")],
+        [("a/.wh..wh..opq", b""), ("a/x", hard_link("a/x")), (".wh.b", b""), ("b", hard_link("b"))],
+        {"a": "", "a/x": "low", "b": "low"},
+    ),
     "a whiteout beside a new folder of its name": (
         [("b", None), ("b/old", b"low"), ("b/deep", None), ("b/deep/old", b"low")],
         [("b", None), ("b/deep/new", b"new"), (".wh.b", b"")],
