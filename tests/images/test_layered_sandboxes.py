@@ -17,8 +17,9 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.errors import ImageUnavailable, SandboxStartFailed
 from rollyard.host.node_cache import node_cache
+from rollyard.images import unpacked_layers
 from rollyard.images.cache import ImageCache
 from rollyard.images.layer_stack import LayerStack
 from rollyard.images.unpacked_layers import MOST_SEEN
@@ -151,7 +152,7 @@ async def test_a_layer_that_a_sandbox_shows_outlives_every_eviction(
 
 
 async def test_an_image_fetches_its_difference_alone(
-    registry: Pusher, front: Front, cache: ImageCache, open_folder: Path
+    registry: Pusher, front: Front, cache: ImageCache, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [gz(tar((name, name.encode()))) for name in ("one", "two")]
     for number, layer in enumerate(own):
@@ -168,6 +169,10 @@ async def test_an_image_fetches_its_difference_alone(
         held[1].check_files()
     with pytest.raises(Exception, match="it is unpacked again once they have ended"):
         held[0].check()
+    monkeypatch.setattr(unpacked_layers, "DAMAGED_SECONDS", 0.1)
+    registry.image("layers/shared", "v2", [BASE])
+    with pytest.raises(ImageUnavailable, match="is damaged, and in use: it is made again afterwards"):
+        await cache.prefetch(parse_image(f"docker://{front.host}/layers/shared:v2"))
     again = asyncio.create_task(cache.get(parse_image(f"docker://{front.host}/layers/shared:v1")))
     held[1].release()
     await asyncio.sleep(0)
