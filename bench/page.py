@@ -29,7 +29,7 @@ from bench.page_tasks import traced
 from tests.support.browser import Browser, Tab, chromium
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("views", "shares", "follow")
+PARTS = ("views", "scroll", "shares", "follow")
 CHANGES = 100
 """Changes of objects a second."""
 PROBE = """
@@ -64,7 +64,32 @@ FOLLOWED = ("#/overview", "#/allocations", "#/rollouts")
 WAIT_SECONDS = 300.0
 """Longest wait for a view on a machine that is very busy."""
 SHARE_SECONDS, SHARE_ROUNDS = 20.0, 3
+FRAME_MS = 1000 / 60
+SCROLL_SPEEDS, SCROLL_SECONDS = (2_000, 10_000, 50_000), 5.0
+"""Pixels a second: a reader, a searcher, and a wheel without a stop."""
 SAMPLE_SECONDS, TRACE_SECONDS = 60.0, 10.0
+TOKENS = View(
+    "tokens of 131,072", f"#/rollouts/{LONG}?view=tokens", ".tokens .row:nth-child(10)", f"/v1/rollouts/{LONG}/tokens"
+)
+MIDDLE = """(({x, y, width, height}) => [x + width / 2, y + height / 2])
+  (document.querySelector('.tokens').getBoundingClientRect())"""
+WATCH_FRAMES = """
+window.watched = {frames: 0, notWhole: 0, on: true, stop() { this.on = false; return [this.frames, this.notWhole]; }};
+{
+  const look = () => {
+    if (!watched.on) return;
+    const box = document.querySelector('.tokens');
+    const tops = [...box.querySelectorAll('.row')].map(row => parseFloat(row.style.top)).sort((a, b) => a - b);
+    const height = tops[1] - tops[0], below = tops[tops.length - 1] + height;
+    watched.frames += 1;
+    const seen = Math.min(box.scrollTop + box.clientHeight, box.scrollHeight - height);
+    watched.notWhole += tops[0] > box.scrollTop || below < seen;
+    requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+}
+"""
+"""Count frames, and those in which rows of tokens were missing in sight."""
 VIEWS = [
     View("list of rollouts", "#/rollouts", "main tbody tr:nth-child(50)", "/v1/rollouts?"),
     View("overview", "#/overview", "main section tbody tr", "/v1/changes"),
@@ -74,7 +99,7 @@ VIEWS = [
     View("evaluation of 5,000 tasks", f"#/evaluations/{EVALUATION}", "main tbody tr:nth-child(50)", "/tasks"),
     View("group of 64", f"#/groups/{GROUP}", ".side .card:nth-child(64) pre", f"/v1/rollouts/{GROUP}"),
     View("conversation of 131,072 tokens", f"#/rollouts/{LONG}", ".turns .turn:nth-child(5)", f"/v1/rollouts/{LONG}?"),
-    View("tokens of 131,072", f"#/rollouts/{LONG}?view=tokens", ".tokens .row:nth-child(10)", f"/v1/rollouts/{LONG}/tokens"),
+    TOKENS,
     View("tool output of 4 MB", f"#/rollouts/{OUTPUT}", ".turns .turn pre.output", f"/v1/rollouts/{OUTPUT}?"),
 ]  # fmt: skip
 
@@ -139,6 +164,29 @@ class Bench:
                     whole, after, elements = await open_view(tab, self.page, view)
                 longest = f"{tasks.longest_cpu:18.0f}{tasks.longest_wall:6.0f}"
                 print(f"{view.name:34}{whole:16.0f}{after:12.0f}{longest}{elements:9}", flush=True)
+
+    async def scroll(self) -> None:
+        """Scroll through the tokens by the mouse wheel; print the frames, and those in which rows were missing."""
+        tab = await self.tab()
+        await open_view(tab, self.page, TOKENS)
+        x, y = await tab.evaluate(MIDDLE)
+        heads = f"{'frames':>8}{'dropped':>9}{'not whole':>11}{'long':>6}{'longest task: CPU':>19}{'wall':>6}"
+        print(f"{'tokens of 131,072, scrolled at':34}{heads}; long: tasks of more than {FRAME_MS:.0f} ms of CPU")
+        for speed in SCROLL_SPEEDS:
+            await tab.evaluate("document.querySelector('.tokens').scrollTop = 0")
+            await tab.settle(1.0)
+            await tab.evaluate(WATCH_FRAMES)
+            async with traced(self.browser) as tasks:
+                await tab.call(
+                    "Input.synthesizeScrollGesture", x=x, y=y, yDistance=-round(speed * SCROLL_SECONDS), speed=speed,
+                    gestureSourceType="mouse",
+                )  # fmt: skip
+            frames, not_whole = await tab.evaluate("watched.stop()")
+            long = sum(ms > FRAME_MS for ms in tasks.cpu)
+            numbers = (
+                f"{frames:8}{tasks.dropped:9}{not_whole:11}{long:6}{tasks.longest_cpu:19.0f}{tasks.longest_wall:6.0f}"
+            )
+            print(f"{speed:25,} px/s    {numbers}", flush=True)
 
     async def shares(self) -> None:
         """Print what 0, 1 and 3 open pages cost the server and the proxy, in turn, while objects change."""
@@ -233,6 +281,8 @@ async def measure(given: argparse.Namespace, folder: str) -> None:
                 bench = Bench(browser, site, proxy, address.split()[-1])
                 if "views" in given.parts:
                     await bench.views(given.view)
+                if "scroll" in given.parts:
+                    await bench.scroll()
                 if "shares" in given.parts:
                     await bench.shares()
                 if "follow" in given.parts:

@@ -11,6 +11,8 @@ from typing import Any
 
 from tests.support.browser import Browser
 
+FRAMES = ("devtools.timeline.frame", "disabled-by-default-devtools.timeline.frame")
+
 
 @dataclass
 class Tasks:
@@ -18,6 +20,10 @@ class Tasks:
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    drawn: int = 0
+    """Frames of all pages."""
+    dropped: int = 0
+    """Frames that came too late for their moment."""
 
     @property
     def longest_wall(self) -> float:
@@ -32,7 +38,7 @@ class Tasks:
 async def traced(browser: Browser) -> AsyncIterator[Tasks]:
     """Trace the main threads of all pages within the block; the result is filled at its end."""
     found = Tasks()
-    config = {"includedCategories": ["toplevel", "__metadata"], "excludedCategories": ["*"]}
+    config = {"includedCategories": ["toplevel", "__metadata", *FRAMES], "excludedCategories": ["*"]}
     await browser.call("Tracing.start", transferMode="ReturnAsStream", traceConfig=config)
     try:
         yield found
@@ -60,3 +66,5 @@ def _add(found: Tasks, events: list[dict[str, Any]]) -> None:
         if event["name"].endswith("RunTask") and (event["pid"], event["tid"]) in mains:
             found.wall.append(event.get("dur", 0) / 1000)
             found.cpu.append(event.get("tdur", 0) / 1000)
+        found.drawn += event["name"] == "DrawFrame"
+        found.dropped += event["name"] == "DroppedFrame"

@@ -7,6 +7,7 @@ any of these. A caller is the holder of a token at an address.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,8 +19,11 @@ from rollyard.api.auth import CLAIMS
 from rollyard.core.errors import Unavailable
 
 AT_ONCE = 2
-MOST_WAITING, MOST_WAITING_OF_CALLER = 1024, 128
-RETRY_SECONDS = 2
+MOST_WAITING, MOST_WAITING_OF_CALLER = 4096, 1024
+"""A request that waits costs some KiB. One that is refused comes again, and costs time of the event loop each time."""
+WAIT_SECONDS = 60.0
+RETRY_SECONDS = (2, 10)
+"""Shortest and longest time that a refusal names, so that requests refused at one moment do not return at one moment."""
 
 
 class Turns:
@@ -35,7 +39,7 @@ class Turns:
 
     @asynccontextmanager
     async def take(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it within the block. Raises Unavailable if too many wait."""
+        """Wait for a turn, and hold it within the block. Raises Unavailable if too many wait, or after WAIT_SECONDS."""
         if self._free:
             self._free -= 1
         else:
@@ -48,23 +52,29 @@ class Turns:
     async def _wait(self, caller: str) -> None:
         own = self._waiting.get(caller, deque())
         if len(own) >= MOST_WAITING_OF_CALLER or self.waiting >= MOST_WAITING:
-            raise Unavailable(
-                f"{len(own)} costly requests of this caller wait already; send fewer at a time",
-                retry_after=RETRY_SECONDS,
-            )
+            raise _refusal(f"{len(own)} costly requests of this caller wait already")
         turn = asyncio.get_running_loop().create_future()
         own.append(turn)
         self._waiting.setdefault(caller, own)
         try:
-            await turn
+            async with asyncio.timeout(WAIT_SECONDS):
+                await turn
+        except TimeoutError:
+            self._leave(caller, turn)
+            raise _refusal(f"the server was busy with other costly requests for {WAIT_SECONDS:.0f} s") from None
         except asyncio.CancelledError:
-            if not turn.cancelled():
-                self._pass_on()  # the turn came at the same moment
-            elif turn in own:
-                own.remove(turn)
-                if not own:
-                    del self._waiting[caller]
+            self._leave(caller, turn)
             raise
+
+    def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
+        """Take a request that no longer waits from the queue."""
+        own = self._waiting.get(caller, deque())
+        if not turn.cancelled():
+            self._pass_on()  # the turn came at the same moment
+        elif turn in own:
+            own.remove(turn)
+            if not own:
+                del self._waiting[caller]
 
     def _pass_on(self) -> None:
         while self._waiting:
@@ -76,6 +86,10 @@ class Turns:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+def _refusal(why: str) -> Unavailable:
+    return Unavailable(f"{why}; send fewer at a time", retry_after=random.randint(*RETRY_SECONDS))
 
 
 _TURNS = web.AppKey("turns", Turns)
