@@ -64,15 +64,16 @@ class LateServer(BusyServer):
         """Change nothing: only the callers make work."""
 
     async def _tell(self) -> None:
-        late, lines = list[float](), _lines()
+        late, busy, lines = list[float](), list[float](), _lines()
         line = asyncio.ensure_future(anext(lines))
         while True:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             await asyncio.sleep(TICK_SECONDS)
             late.append(time.perf_counter() - began - TICK_SECONDS)
+            busy.append(time.thread_time() - cpu)
             if line.done():
-                print(json.dumps(late), flush=True)
-                late, line = [], asyncio.ensure_future(anext(lines))
+                print(json.dumps([late, busy]), flush=True)
+                late, busy, line = [], [], asyncio.ensure_future(anext(lines))
 
 
 def serve(data: Path) -> None:
@@ -232,12 +233,13 @@ async def measure(data: Path, seconds: float, names: Sequence[str]) -> None:
             await asyncio.sleep(seconds)
             taken = json.loads(await _line(beside, "\n"))
             share = (cpu_seconds(server.pid) - before) / (time.perf_counter() - began)
-            late = json.loads(await _line(server, "\n"))
+            late, busy = json.loads(await _line(server, "\n"))
             under_way.cancel()
             await asyncio.gather(under_way, return_exceptions=True)
             await beside.wait()
             waited = ", ".join(f"{what} {spread(values)}" for what, values in taken.items())
-            print(f"{name}: loop late {spread(late)}; {waited}; CPU {share:.0%}, {resident_mb(server.pid):.0f} MB, "
+            own = f"its own CPU time {spread(busy)}"
+            print(f"{name}: loop late {spread(late)}, {own}; {waited}; CPU {share:.0%}, {resident_mb(server.pid):.0f} MB, "
                   f"load {os.getloadavg()[0]:.0f}; {dict(hostile.told.most_common(5))}", flush=True)  # fmt: skip
     finally:
         server.terminate()
