@@ -128,7 +128,8 @@ def export(data: Path, home: Path, output: Path, kill_at: int | None = None) -> 
         client = subprocess.Popen([*command, "-o", str(output)], cwd=ROOT)
         began = time.perf_counter()
         _follow(client, first, found, output, kill_at)
-        if client.poll() is None:
+        assert (client.poll() is None) == (kill_at is not None), "the export ended before its server could be killed"
+        if kill_at is not None:
             first.send_signal(signal.SIGKILL)
             first.wait()
             with server(data, home) as (second, _):
@@ -205,7 +206,7 @@ def main() -> None:
         check(output, given.rollouts, given.tokens)
         show("export", whole, given.rollouts)
         output.unlink()
-        killed = export(data, home, output, kill_at=whole.bytes // 2)
+        killed = export(data, home, output, kill_at=whole.bytes // 3)
         check(output, given.rollouts, given.tokens)
         show("with a server that is killed in the middle", killed, given.rollouts)
     print(f"load average of the last minute: {os.getloadavg()[0]:.0f}, with these processes")
