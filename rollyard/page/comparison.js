@@ -26,18 +26,18 @@ export function Comparison({ route }) {
         { head: 'p', figure: true, title: 'paired permutation test over tasks', cell: (/** @type {any} */ r) => decimal(r[1].p_value) },
         { head: '', wide: true, cell: (/** @type {any} */ r) => (r[1].low > 0 ? `${second} is better` : r[1].high < 0 ? `${first} is better` : 'the interval contains 0, so chance can explain the difference') },
       ]} />
-      <${Changes} title="Worse" changes=${c.worse} first=${first} second=${second} /><${Changes} title="Better" changes=${c.better} first=${first} second=${second} />`}<//></div>`;
+      <${Changes} title="Worse" changes=${c.worse} first=${first} second=${second} namespace=${namespace} /><${Changes} title="Better" changes=${c.better} first=${first} second=${second} namespace=${namespace} />`}<//></div>`;
 }
 
 /** @param {number} v */
 const signed = (v) => (v > 0 ? `+${decimal(v)}` : decimal(v).replace('-', '\u2212'));
 
-/** @param {{title: string, changes: any[], first: string, second: string}} props */
-function Changes({ title, changes, first, second }) {
-  const rewards = (/** @type {number[]} */ of) => of.map((r) => decimal(r)).join(', ');
+/** @param {{title: string, changes: any[], first: string, second: string, namespace: string}} props */
+function Changes({ title, changes, first, second, namespace }) {
+  const rewards = (/** @type {string} */ group, /** @type {any} */ t, /** @type {number[]} */ of) => html`<a href=${link(['rollouts'], { ns: ns(namespace), group, task: t.task })}>${of.map((r) => decimal(r)).join(', ')}</a>`;
   return html`<section><h2>${title}</h2><${Table} caption=${`${title} tasks`} rows=${changes.slice(0, SHOWN)} keyOf=${(/** @type {any} */ t) => t.task} empty="None." columns=${[
     { head: 'Task', main: true, cell: (/** @type {any} */ t) => html`<code>${t.task}</code>` }, { head: 'Kind', cell: (/** @type {any} */ t) => t.kind }, { head: 'Difference', figure: true, cell: (/** @type {any} */ t) => signed(t.difference) },
-    { head: first, cell: (/** @type {any} */ t) => rewards(t.first) }, { head: second, cell: (/** @type {any} */ t) => rewards(t.second) },
+    { head: first, cell: (/** @type {any} */ t) => rewards(first, t, t.first) }, { head: second, cell: (/** @type {any} */ t) => rewards(second, t, t.second) },
     { head: 'Metadata', wide: true, cell: (/** @type {any} */ t) => visible(Object.entries(t.metadata).map(([k, v]) => `${k}=${v}`).join(' ')) },
   ]} />${changes.length > SHOWN && html`<p class="dim">The first ${SHOWN} of ${count(changes.length)}.</p>`}</section>`;
 }

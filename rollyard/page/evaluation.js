@@ -17,8 +17,8 @@ const SHOWN = 200;
 /** The weights versions that sampled an evaluation's rollouts. @param {any} one */
 export const versionsOf = (one) => Object.keys(one.weights_versions).join(', ') || one.request.weights_version || 'not known yet';
 
-/** A mean with its 95 % interval. @param {any} e */
-export const estimate = (e) => (e ? html`${decimal(e.value)} <span class="dim">[${decimal(e.low)}, ${decimal(e.high)}]</span>` : UNKNOWN);
+/** A mean with its 95 % interval. The bootstrap of equal values has no width, and says nothing of chance. @param {any} e */
+export const estimate = (e) => (e ? html`${decimal(e.value)} <span class="dim">${e.low === e.high ? 'in each task' : `[${decimal(e.low)}, ${decimal(e.high)}]`}</span>` : UNKNOWN);
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Evaluation({ route }) {
@@ -28,9 +28,15 @@ export function Evaluation({ route }) {
   const tasks = usePoll(url(`${path}/tasks`, { namespace }), answer.data?.state === 'Completed' ? 0 : 20);
   return html`<div><h1><span class="kind">Evaluation</span> ${name}</h1>
     <${Loaded} of=${answer} what="evaluation">${(/** @type {any} */ e) => html`<${Head} e=${e} namespace=${namespace} />
-      <${Filters} route=${route} filters=${[{ name: 'by', label: 'Statistics by', hint: 'kind, or a name of metadata' }]} />
+      <${Filters} route=${route} filters=${[{ name: 'by', label: 'Statistics by', none: 'nothing', options: groupings(tasks.data?.tasks ?? [], route.query.by) }]} />
       <${Groups} e=${e} />`}<//>
     <section><h2>Tasks, hardest first</h2><${Loaded} of=${tasks} what="tasks of the evaluation">${(/** @type {any} */ d) => html`<${Tasks} tasks=${d.tasks} namespace=${namespace} />`}<//></section></div>`;
+}
+
+/** What the statistics can be grouped by: the kind, and the names of the tasks' metadata. @param {any[]} tasks @param {string | undefined} chosen @returns {[string, string][]} */
+function groupings(tasks, chosen) {
+  const names = new Set(['kind', ...tasks.flatMap((t) => Object.keys(t.metadata)).sort(), ...(chosen ? [chosen] : [])]);
+  return [...names].map((name) => [name, visible(name)]);
 }
 
 /** @param {{e: any, namespace: string}} props */
@@ -55,11 +61,13 @@ function Head({ e, namespace }) {
 /** @param {{e: any}} props */
 function Groups({ e }) {
   if (!e.by) return null;
-  const ks = Object.keys(e.statistics.pass_at);
+  const columns = ['pass_at', 'pass_all'].flatMap((of) => Object.keys(e.statistics[of]).filter((k) => of === 'pass_at' || k !== '1').map((k) => ({
+    head: `${of === 'pass_at' ? 'pass@' : 'pass^'}${k}`, figure: true, cell: (/** @type {any} */ g) => estimate(g.statistics[of][k]),
+  })));
   return html`<${Table} caption=${`Statistics by ${e.by}`} rows=${e.groups} keyOf=${(/** @type {any} */ g) => g.value} empty="No task has a result yet." columns=${[
     { head: e.by, main: true, cell: (/** @type {any} */ g) => visible(g.value) }, { head: 'Tasks', figure: true, cell: (/** @type {any} */ g) => count(g.tasks) },
     { head: 'Mean reward', figure: true, cell: (/** @type {any} */ g) => estimate(g.statistics.mean) },
-    ...ks.map((k) => ({ head: `pass@${k}`, figure: true, cell: (/** @type {any} */ g) => estimate(g.statistics.pass_at[k]) })),
+    ...columns,
     { head: 'With a reward', figure: true, cell: (/** @type {any} */ g) => count(g.scored) }, { head: 'Without', figure: true, cell: (/** @type {any} */ g) => count(g.faults) },
   ]} />`;
 }

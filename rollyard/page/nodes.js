@@ -17,14 +17,21 @@ export function Nodes({ namespace, since, subject }) {
 /** @param {{nodes: any[]}} props */
 function Rows({ nodes }) {
   const faults = (/** @type {any} */ n) => Object.values(n.faults).reduce((sum, one) => sum + one, 0);
-  const middle = nodes.map((n) => n.init_median).filter((v) => v !== null).sort((a, b) => a - b)[Math.floor(nodes.length / 2)];
+  const middle = median(nodes.map((n) => n.init_median).filter((v) => v !== null));
   return html`<${Table} stack caption="Nodes" rows=${nodes} keyOf=${(/** @type {any} */ n) => n.node} empty="No rollout ended on a node in this time." columns=${[
     { head: 'Node', main: true, cell: (/** @type {any} */ n) => n.node },
     { head: 'INIT', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.init_median ?? undefined) },
-    { head: 'Of the median node', figure: true, title: "INIT here / INIT of the node in the middle", cell: (/** @type {any} */ n) => percent(share(n.init_median, middle)) },
+    { head: 'Of the median', figure: true, title: 'INIT here / the median of INIT on all nodes', cell: (/** @type {any} */ n) => percent(share(n.init_median, middle)) },
     { head: 'RUN', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.run_median ?? undefined) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ n) => count(n.rollouts) },
     { head: 'Faults', figure: true, title: 'rollouts whose last attempt ended here without a reward', cell: (/** @type {any} */ n) => count(faults(n)) },
     { head: 'By reason', wide: true, cell: (/** @type {any} */ n) => Object.entries(n.faults).map(([k, v]) => `${k} ${v}`).join(', ') },
-  ]} /><p class="dim">Rollouts count for the node of their last attempt, if they ended in the time that is shown.</p>`;
+  ]} /><p class="dim">Rollouts count for the node of their last attempt, if they ended in the time that is shown. Nodes without such rollouts are not listed.</p>`;
+}
+
+/** @param {number[]} values @returns {number | undefined} */
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : share(sorted[half - 1] + sorted[half], 2);
 }

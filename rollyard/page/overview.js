@@ -49,7 +49,7 @@ function Nothing({ namespace }) {
 function Wrong({ namespace }) {
   const now = useNow();
   const pools = [...objects('InferencePool', namespace), ...objects('RolloutPool', namespace)];
-  const found = pools.flatMap((pool) => troubles(pool).map((condition) => ({ pool, condition })));
+  const found = pools.filter((pool) => !pool.spec.suspend || pool.status?.replicas?.observed).flatMap((pool) => troubles(pool).map((condition) => ({ pool, condition })));
   const warnings = newest((e) => e.metadata.namespace === namespace && e.type === 'Warning' && (unix(e.lastTimestamp) ?? 0) > now - RECENT_SECONDS, 8);
   return html`<section aria-labelledby="wrong"><h2 id="wrong">What is wrong now</h2>
     ${!live.listed ? html`<p class="dim">Not known yet.</p>` : html`

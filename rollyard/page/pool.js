@@ -10,6 +10,7 @@ import { Loaded, Missed } from './loaded.js';
 import { usePoll } from './poll.js';
 import { PoolHistory } from './pool_history.js';
 import { Profile } from './profile.js';
+import { Revisions } from './revisions.js';
 import { link, namespaceOf, ns } from './route.js';
 import { Facts, Table } from './table.js';
 import { hoursOf } from './time_range.js';
@@ -46,6 +47,7 @@ export function Pool({ route }) {
     <${Waiting} namespace=${namespace} allocations=${owned} pool=${name} queued=${kind === 'RolloutPool' ? now?.stages?.INIT?.queued || now?.stages?.EVAL?.queued : 0} />
     <${PoolHistory} pool=${pool} route=${route} />
     <${Decisions} pool=${pool} />
+    <${Revisions} pool=${pool} />
     <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} pool=${pool} empty="The pool has no allocation now." /></section>
     ${kind === 'RolloutPool' && html`<${PoolProfile} pool=${pool} route=${route} /><${Images} pool=${pool} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => about.has(e.involvedObject.uid), 30)} /></section>

@@ -14,6 +14,7 @@ import { Facts } from './table.js';
 import { TextBlock } from './text_block.js';
 import { Time } from './time.js';
 import { Tokens, useTokenTexts } from './tokens.js';
+import { callsOf } from './turn_text.js';
 import { message, visible } from './visible_text.js';
 import { html, useEffect, useState } from './view.js';
 
@@ -107,8 +108,7 @@ function Head({ t, namespace }) {
     const timings = t.sample.timings ?? {};
     pairs.push(['Tokens', `${count(t.sampled)} sampled of ${count(t.ids.length)}`], ['Turns', String(t.turns.length)],
       ['INIT, RUN, EVAL at work', ['init', 'run', 'eval'].map((s) => duration(timings[s])).join(', ')]);
-    const calls = t.turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
-    pairs.push(['Tool calls', String(calls)]);
+    pairs.push(['Tool calls', callsOf(t.turns)]);
     const breaks = Object.entries(t.sample.breaks ?? {});
     if (breaks.length) pairs.push(['Breaks', breaks.map(([k, n]) => `${k} ${n}`).join(', ')]);
     if (t.sample.forked_from) pairs.push(['Goes on from', html`<a href=${link(['rollouts', t.sample.forked_from.rollout], { ...at, turn: t.sample.forked_from.turn })}>${t.sample.forked_from.rollout}, turn ${t.sample.forked_from.turn}</a>`]);

@@ -17,6 +17,7 @@ import { html } from './view.js';
 const PAGE = 100;
 const MOST = 400;
 const REFRESH_SECONDS = 5;
+const TEN_MINUTES = String(1 / 6); // hours
 const STATUSES = ['Queued', 'Running', 'Completed', 'Truncated', 'Failed', 'InfraFailed', 'Cancelled'];
 
 /** @type {[string, string][]} */
@@ -48,8 +49,8 @@ export function Rollouts({ route }) {
       { name: 'sort', label: 'Order', options: SORTS, none: 'newest end first' },
       { name: 'group', label: 'Group', hint: 'name', seldom: true }, { name: 'prefix', label: 'Id begins with', seldom: true }, { name: 'task', label: 'Task', hint: '16 digits of its digest', seldom: true },
       { name: 'mode', label: 'Mode', options: [['train', 'train'], ['eval', 'eval'], ['check', 'check']], seldom: true },
-      { name: 'min_reward', label: 'Reward from', check: checkNumber, seldom: true }, { name: 'max_reward', label: 'Reward to', check: checkNumber, seldom: true },
-      { name: 'hours', label: 'Ended within', options: [['1', '1 hour'], ['6', '6 hours'], ['24', '1 day'], ['168', '1 week']], seldom: true },
+      { name: 'min_reward', label: 'Reward at least', check: checkNumber, seldom: true }, { name: 'max_reward', label: 'Reward at most', check: checkNumber, seldom: true },
+      { name: 'hours', label: 'Ended within', options: [[TEN_MINUTES, '10 minutes'], ['1', '1 hour'], ['6', '6 hours'], ['24', '1 day'], ['168', '1 week']], seldom: true },
       { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']], seldom: true },
       { name: 'failed_calls', label: 'Tool calls', options: [['true', 'some failed']], seldom: true }, { name: 'failed_tool', label: 'Failed tool', hint: 'bash', seldom: true },
     ]} />
@@ -57,15 +58,18 @@ export function Rollouts({ route }) {
       <label>Open by id <input name="id" type="text" spellcheck="false" autocomplete="off" placeholder="id, then Enter" /></label></form>
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
       <p class="dim" role="status">${totalOf(data, sort, route)} <a href=${link(['profile'], { ...route.query, sort: undefined, after: undefined, limit: undefined })}>Where their time and tokens go</a></p>
-      <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} />
+      <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} byEnd=${sort === '-ended' || sort === 'ended'} />
       <p class="pages">${pages(route, sort, data, limit)}</p>`}<//></div>`;
 }
+
+/** Conditions that only rollouts that have ended can meet, or that say which. */
+const ENDS = ['status', 'reason', 'min_reward', 'max_reward', 'hours', 'suspicious', 'failed_calls', 'failed_tool'];
 
 /** How many rollouts match, and how many of them are shown. @param {any} data @param {string | undefined} sort @param {import('./route.js').Route} route */
 function totalOf(data, sort, route) {
   const [shown, total] = [data.rollouts.length, data.total];
   if (total === undefined) return `${count(shown)} shown.`;
-  const ended = sort && !route.query.status ? ', also those that have not ended' : '';
+  const ended = sort && !ENDS.some((name) => route.query[name]) ? ', also those that have not ended' : '';
   return shown === total ? `${count(total)} ${total === 1 ? 'rollout' : 'rollouts'}.` : `${count(shown)} shown of ${count(total)} that match${ended}.`;
 }
 
@@ -86,8 +90,8 @@ function empty(route) {
     : html`No rollout is stored in this namespace. <code>rollyard submit -f tasks.jsonl --pool POOL${option(namespaceOf(route))}</code> sends some.`;
 }
 
-/** @param {{rollouts: any[], empty?: unknown}} props */
-export function RolloutTable({ rollouts, empty: none }) {
+/** @param {{rollouts: any[], empty?: unknown, byEnd?: boolean}} props byEnd: they are in the order of their ends */
+export function RolloutTable({ rollouts, empty: none, byEnd }) {
   return html`<${Table} caption="Rollouts" rows=${rollouts} keyOf=${(/** @type {any} */ r) => r.id} empty=${none} columns=${[
     { head: 'Rollout', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.id], { ns: ns(r.namespace) })}>${r.id}</a>` },
     { head: 'Status', cell: (/** @type {any} */ r) => html`<${Mark} word=${r.status} />${r.stage ? ` ${r.stage}` : ''}` },
@@ -99,7 +103,7 @@ export function RolloutTable({ rollouts, empty: none }) {
     { head: 'Tokens', figure: true, title: 'sampled tokens of the last attempt', cell: (/** @type {any} */ r) => count(r.tokens) },
     { head: 'Failed calls', figure: true, title: 'tool calls of the last attempt that failed', cell: (/** @type {any} */ r) => count(r.failed_calls) },
     { head: 'Attempt', figure: true, cell: (/** @type {any} */ r) => r.attempt },
-    { head: 'Accepted', cell: (/** @type {any} */ r) => html`<${Time} at=${r.created_at} />` },
+    byEnd ? { head: 'Ended', cell: (/** @type {any} */ r) => html`<${Time} at=${r.finished_at} />` } : { head: 'Accepted', cell: (/** @type {any} */ r) => html`<${Time} at=${r.created_at} />` },
     { head: 'At work', figure: true, title: 'in INIT, RUN and EVAL of the last attempt, without waiting', cell: (/** @type {any} */ r) => duration(r.seconds) },
     { head: 'With waiting', figure: true, title: 'from accepted to ended, or to now', cell: (/** @type {any} */ r) => html`<${Span} from=${r.created_at} to=${r.finished_at} />` },
     { head: 'Why', wide: true, cell: (/** @type {any} */ r) => why(r) },
@@ -108,8 +112,8 @@ export function RolloutTable({ rollouts, empty: none }) {
 
 /** @param {any} r */
 function why(r) {
-  if (r.error) return html`<span title=${visible(r.error.message)}>${r.error.reason}: ${short(visible(r.error.message))}</span>`;
-  return r.waiting ? html`<span title=${message(r.waiting)}>${short(message(r.waiting))}</span>` : '';
+  if (r.error) return html`<span class="why" title=${visible(r.error.message)}>${r.error.reason}: ${short(visible(r.error.message))}</span>`;
+  return r.waiting ? html`<span class="why" title=${message(r.waiting)}>${short(message(r.waiting))}</span>` : '';
 }
 
 /** @param {string} text */

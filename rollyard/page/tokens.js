@@ -10,6 +10,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './v
 
 const COLOURS = { mask: 'sampled or not', logprob: 'probability', version: 'weights version' };
 
+const LEAST = 10;
 const LEVELS = ['90 % or more', '50 to 90 %', '10 to 50 %', '1 to 10 %', 'less than 1 %'];
 
 /** The texts of a rollout's tokens. @param {string} namespace @param {string} id @param {boolean} wanted */
@@ -114,13 +115,40 @@ function Grid({ t, known, by, turn, linkTo }) {
   /** @param {any} event */
   const point = (event) => { if (event.target.dataset?.i) setChosen(Number(event.target.dataset.i)); };
   useEffect(() => paper.choose(chosen), [paper, chosen]);
-  return html`<div class="tokens" ref=${box} tabindex="0" role="application" aria-label="Tokens. Arrow keys move from token to token; the line below describes the token."
+  return html`<${LeastLikely} t=${t} texts=${layout.texts} show=${show} />
+    <div class="tokens" ref=${box} tabindex="0" role="application" aria-label="Tokens. Arrow keys move from token to token; the line below describes the token."
       onKeyDown=${key} onClick=${point} onMouseOver=${point}>
       <span class="probe" aria-hidden="true">00000000000000000000</span>
       <div class="all"></div>
     </div>
     <p class="token-line" role="status" aria-live="polite">${chosen >= 0 ? describe(t, layout.texts[chosen] ?? '', chosen, turnAt(chosen), linkTo) : `${count(t.ids.length)} tokens. Point at one, or move with the arrow keys.`}</p>`;
 }
+
+/** The sampled tokens with the least probability: a way to the places where the model was not sure.
+ * @param {{t: import('./columns.js').Trajectory, texts: string[], show: (token: number) => void}} props */
+function LeastLikely({ t, texts, show }) {
+  const [open, setOpen] = useState(false);
+  const least = useMemo(() => (open ? leastLikely(t) : []), [t, open]);
+  return html`<details class="least" onToggle=${(/** @type {any} */ e) => setOpen(e.target.open)}><summary>Least likely sampled tokens</summary>
+    <ol>${least.map((i) => html`<li key=${i}><button type="button" class="plain" onClick=${() => show(i)}>index ${count(i)}</button> <code>${tokenShape(texts[i] ?? '')}</code> ${probability(t.logprobs[i])}</li>`)}</ol></details>`;
+}
+
+/** @param {import('./columns.js').Trajectory} t @returns {number[]} places, the least likely first */
+function leastLikely(t) {
+  /** @type {number[]} */
+  const found = [];
+  for (let i = 0; i < t.ids.length; i += 1) {
+    if (t.mask[i] !== 1 || (found.length === LEAST && t.logprobs[i] >= t.logprobs[found[LEAST - 1]])) continue;
+    let at = found.length;
+    while (at > 0 && t.logprobs[found[at - 1]] > t.logprobs[i]) at -= 1;
+    found.splice(at, 0, i);
+    found.length = Math.min(found.length, LEAST);
+  }
+  return found;
+}
+
+/** @param {number} logprob */
+const probability = (logprob) => `${(Math.exp(logprob) * 100).toPrecision(3)} %`;
 
 /** @param {any[]} turns @returns {(token: number) => number} number of the turn that sampled a token; 0: none */
 function turnFinder(turns) {
@@ -134,7 +162,7 @@ function turnFinder(turns) {
 function describe(t, text, i, turn, linkTo) {
   const sampled = t.mask[i] === 1;
   return html`Index ${count(i)} of ${count(t.ids.length)} tokens, id ${t.ids[i]} <code>${tokenShape(text)}</code> · ${sampled
-    ? html`sampled, logprob ${signed(t.logprobs[i])} (probability ${(Math.exp(t.logprobs[i]) * 100).toPrecision(3)} %), weights ${t.versions[t.version[i]] ?? 'not known'}`
+    ? html`sampled, logprob ${signed(t.logprobs[i])} (probability ${probability(t.logprobs[i])}), weights ${t.versions[t.version[i]] ?? 'not known'}`
     : 'not sampled'}${turn > 0 && html` · <a href=${linkTo(turn)}>turn ${turn}</a>`}`;
 }
 

@@ -25,3 +25,10 @@ export function partsOf(text, hasCalls) {
   if (hasCalls) said = said.replace(CALLS, '');
   return { thoughts: thoughts.trim(), said: said.replace(/^<\|start\|>assistant/, '').trim() };
 }
+
+/** The number of tool calls, those that could not be read included. @param {any[]} turns */
+export function callsOf(turns) {
+  const read = turns.reduce((n, one) => n + (one.tool_calls?.length ?? 0), 0);
+  const unreadable = turns.filter((one) => one.failed_calls?.includes(one.tool_calls?.length ?? 0)).length;
+  return unreadable ? `${read + unreadable}, ${unreadable} unreadable` : String(read);
+}

@@ -16,18 +16,20 @@ const WAITING_READ = 200;
 export function Waiting({ namespace, queued, allocations, pool }) {
   const answer = usePoll(queued ? url('/v1/rollouts', { namespace, pool, status: 'Queued', limit: WAITING_READ }) : null, 6);
   const pending = allocations.filter((a) => a.status?.jobState === 'PENDING');
-  /** @type {Map<string, {word: string, n: number, example: string}>} */
+  /** @type {Map<string, {key: string, word: string, n: number, example: string}>} */
   const reasons = new Map();
   for (const r of answer.data?.rollouts ?? []) {
     const text = r.waiting ?? 'NotKnown: the server gave no reason';
     const word = text.split(':')[0];
-    const found = reasons.get(word) ?? { word, n: 0, example: text.slice(word.length + 1).trim() };
+    const example = text.slice(word.length + 1).trim();
+    const key = `${word} ${/^the image (\S+)/.exec(example)?.[1] ?? ''}`; // each image has a row
+    const found = reasons.get(key) ?? { key, word, n: 0, example };
     found.n += 1;
-    reasons.set(word, found);
+    reasons.set(key, found);
   }
   if (!pending.length && !queued) return null;
   return html`<section aria-labelledby="waits"><h2 id="waits">What waits, and for what</h2><${Missed} of=${answer} what="reasons for which rollouts wait" />
-    ${reasons.size > 0 && html`<${Table} stack caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.word} columns=${[
+    ${reasons.size > 0 && html`<${Table} stack caption="Queued rollouts by reason" rows=${[...reasons.values()].sort((a, b) => b.n - a.n)} keyOf=${(/** @type {any} */ r) => r.key} columns=${[
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.n) }, { head: 'Reason', main: true, cell: (/** @type {any} */ r) => r.word },
       { head: 'The first of them', wide: true, cell: (/** @type {any} */ r) => message(r.example) },
     ]} />${answer.data?.next && html`<p class="dim">Of the first ${WAITING_READ} of ${count(queued)} queued rollouts.</p>`}`}

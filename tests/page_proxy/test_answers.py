@@ -4,6 +4,7 @@ are compared with the API. On the yard of the recorded training."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -168,3 +169,42 @@ async def test_what_follows_at_the_end_of_a_walltime(opened: tuple[RunningProxy,
 async def test_a_failed_call_is_named_by_the_command_too(recorded: Yard) -> None:
     out, _ = await recorded.rollyard("rollouts", "list", "--failed-tool", "ipython", "--limit", "1", "-o", "id")
     assert "--- tool result, failed" in (await recorded.rollyard("logs", f"rollout/{out.strip()}"))[0]
+
+
+async def test_least_likely_tokens_and_calls_of_a_rollout(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
+    proxy, tab, client = opened
+    search = {"prefix": "tasks-g", "sort": "-failed_calls"}
+    (most,) = [view async for view in client.rollouts(search=search, limit=1)]
+    one = await client.wait(most.id)
+    calls = sum(max(len(turn.tool_calls), *(n + 1 for n in turn.failed_calls or [-1])) for turn in one.turns)
+    await tab.go(f"{proxy.page}#/rollouts/{one.id}?view=tokens")
+    await tab.until(f"{MAIN}.includes('Tool calls{calls}')")
+    await tab.click("details.least summary")
+    sampled = sorted(
+        p for s in one.segments for p, m in zip(s.logprobs, s.loss_mask, strict=True) if m and p is not None
+    )
+    listed = "[...document.querySelectorAll('details.least li')]"
+    await tab.until(f"{listed}.length === {min(10, len(sampled))}")
+    shown = await tab.evaluate(f"{listed}.map(one => Number(one.textContent.split(' ').at(-2)))")
+    assert shown == pytest.approx([100 * math.exp(p) for p in sampled[:10]], rel=0.01)
+    await tab.click("details.least button")
+    await tab.until("document.querySelector('.token-line').textContent.includes('sampled, logprob')")
+    assert tab.faults == []
+
+
+async def test_a_group_shows_its_task_and_a_pool_its_revisions(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
+    proxy, tab, client = opened
+    await tab.go(f"{proxy.page}#/groups/tasks-g1")
+    task = (await client.wait("tasks-g1.0")).task
+    await tab.until(f"document.querySelector('main .asked').textContent.includes({json.dumps(task.model_dump()['problem'][:60])})")
+    before, after = (
+        {"stages": {"run": {"max": 2}}, "nodes": ["a"]},
+        {"stages": {"run": {"max": 3}}, "nodes": ["b"], "x": 1},
+    )
+    asked = f"[...m.changes(...{json.dumps([before, after])})]"
+    assert await tab.evaluate(f"import('/ui/revisions.js').then(m => {asked})") == [
+        'nodes: ["a"] → ["b"]', "stages.run.max: 2 → 3", "x: not set → 1",
+    ]  # fmt: skip
+    await tab.go(f"{proxy.page}#/pools/RolloutPool/train")
+    await tab.until(f"{MAIN}.includes('Revisions')")
+    assert tab.faults == []
