@@ -196,7 +196,9 @@ async def test_a_group_shows_its_task_and_a_pool_its_revisions(opened: tuple[Run
     proxy, tab, client = opened
     await tab.go(f"{proxy.page}#/groups/tasks-g1")
     task = (await client.wait("tasks-g1.0")).task
-    await tab.until(f"document.querySelector('main .asked').textContent.includes({json.dumps(task.model_dump()['problem'][:60])})")
+    await tab.until(
+        f"document.querySelector('main .asked')?.textContent.includes({json.dumps(task.model_dump()['problem'][:60])})"
+    )
     before, after = (
         {"stages": {"run": {"max": 2}}, "nodes": ["a"]},
         {"stages": {"run": {"max": 3}}, "nodes": ["b"], "x": 1},
