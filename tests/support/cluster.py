@@ -24,6 +24,8 @@ from tests.support.standstill import freeze
 from tests.support.until import COSTLY_PAUSE, pauses
 
 ROOT = Path(__file__).resolve().parents[2]
+HELD = ("JobHeldUser", "JobHeldAdmin")
+"""Reasons of jobs that wait until somebody releases them."""
 
 
 class Cluster:
@@ -36,6 +38,8 @@ class Cluster:
         self.folder = daemons.place.folder
         self.env = {"PATH": os.environ["PATH"], **daemons.environment}
         """Environment of a command or server that uses this cluster."""
+        self._conf = (self.folder / "slurm.conf").read_text()
+        """The settings with which it began."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -90,15 +94,36 @@ class Cluster:
 
     def configure(self, line: str) -> None:
         """Change a line of slurm.conf in the running cluster, such as `MinJobAge=2`."""
-        conf = self.folder / "slurm.conf"
         key = line.partition("=")[0] + "="
-        kept = [old for old in conf.read_text().splitlines() if not old.startswith(key)]
+        kept = [old for old in (self.folder / "slurm.conf").read_text().splitlines() if not old.startswith(key)]
+        self._rewrite("\n".join([*kept, line, ""]))
+
+    def _rewrite(self, text: str) -> None:
+        conf = self.folder / "slurm.conf"
         new = conf.with_name("slurm.conf.new")  # a command may read the file at any moment
-        new.write_text("\n".join([*kept, line, ""]))
+        new.write_text(text)
         new.replace(conf)
         self.run("scontrol", "reconfigure")
 
-    # faults
+    # faults, and their end
+
+    def mend(self) -> None:
+        """Take back what a test that failed midway left: frozen and dead daemons, changed settings, nodes that are drained or
+        down, suspended and held jobs."""
+        for name, daemon in self.daemons.by_name.items():
+            if daemon.process is not None and daemon.process.alive():
+                daemon.process.send(signal.SIGCONT)
+            else:
+                self.start_daemon(name)
+        conf = self.folder / "slurm.conf"
+        if conf.read_text() != self._conf:
+            self._rewrite(self._conf)
+        rows = self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+        for node in sorted({node for node, state in map(str.split, rows) if "drain" in state or "down" in state}):
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        for job, state, reason in (row.split("|") for row in self.run("squeue", "-h", "-o", "%A|%T|%r").splitlines()):
+            if state == "SUSPENDED" or reason in HELD:
+                self.run("scontrol", "resume" if state == "SUSPENDED" else "release", job)
 
     def stop_daemon(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a signal; for one that ends a process, return once it has ended."""

@@ -60,11 +60,14 @@ class Field:
 
     async def begin(self, **changes: dict[str, Any]) -> None:
         """Start both pools, one model server and two node agents unless `changes` say otherwise, and some rollouts."""
-        options = ("--job-name=rollyard-demo-rp-0", "--comment=rollyard:another:uid", "--nodelist=n4", "--time=60")
-        self.stranger = await asyncio.to_thread(self.cluster.submit, "sleep 100000", *options)
+        await self._begin_stranger()
         await self.apply(**changes)
         await self.yard.ready(self.client)
         await self.submit("before")
+
+    async def _begin_stranger(self) -> None:
+        options = ("--job-name=rollyard-demo-rp-0", "--comment=rollyard:another:uid", "--nodelist=n4", "--time=60")
+        self.stranger = await asyncio.to_thread(self.cluster.submit, "sleep 100000", *options)
 
     async def apply(self, **changes: dict[str, Any]) -> None:
         """Apply the pools on other nodes than the foreign job, so that faults of our nodes do not affect it."""
@@ -91,7 +94,12 @@ class Field:
         await self.yard.until(updated)
 
     async def restore(self) -> None:
-        """Bring back what `begin` started, after another test; rollouts are under way then."""
+        """Bring back what `begin` started, after another test, also one that failed midway; rollouts are under way then."""
+        self.shims.clear()
+        await asyncio.to_thread(self.cluster.mend)
+        if await asyncio.to_thread(self.cluster.state, self.stranger) != "RUNNING":
+            await self._begin_stranger()
+        self.ids = [id for id in self.ids if not (await self.client.rollout(id))[0].status.terminal]
         await self.become()
         await self.settled()
         await self.yard.ready(self.client)

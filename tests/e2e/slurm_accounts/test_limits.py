@@ -77,18 +77,19 @@ async def test_an_account_or_a_qos_that_is_refused_ends_nothing_that_runs(field:
 async def test_more_jobs_than_may_be_submitted_come_as_they_may(field: Field) -> None:
     await field.slurm("sacctmgr", "-i", "modify", "user", "where", "account=rl", "set", "MaxSubmitJobs=5")
     key = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
-    await field.client.scale(key, 4)
 
     async def told() -> bool:
         events, _ = await field.client.list_objects("Event")
         return any("MaxSubmitJob" in getattr(e, "message", "") for e in events)
 
-    await field.yard.until(told)
-
     async def as_many_as_may_be() -> bool:
         return len(await field.yard.jobs()) == 5  # a stranger's among them
 
-    await field.yard.until(as_many_as_may_be)
-    await field.slurm("sacctmgr", "-i", "modify", "user", "where", "account=rl", "set", "MaxSubmitJobs=-1")
+    try:
+        await field.client.scale(key, 4)
+        await field.yard.until(told)
+        await field.yard.until(as_many_as_may_be)
+    finally:  # the next tests need more jobs
+        await field.slurm("sacctmgr", "-i", "modify", "user", "where", "account=rl", "set", "MaxSubmitJobs=-1")
     await field.yard.ready(field.client)
     await field.all_is_well(jobs=5)

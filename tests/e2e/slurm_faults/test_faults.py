@@ -131,6 +131,20 @@ async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, 
     await field.slurm("scontrol", "update", f"NodeName={node}", "State=resume")
 
 
+@pytest.mark.long  # of the tests alone
+async def test_the_next_test_finds_nothing_of_one_that_failed_midway(field: Field) -> None:
+    old = await field.running()
+    await field.slurm("scontrol", "suspend", str((await field.running("InferencePool")).status.job_id))
+    await field.slurm("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=full")
+    await field.lose(old.status.node)
+    field.shims.order("squeue", "failure", 100_000)
+    await asyncio.to_thread(field.cluster.freeze)
+    await field.restore()
+    states = {state.rstrip("*") for state in (await field.slurm("sinfo", "-h", "-o", "%T")).split()}
+    assert states <= {"idle", "mixed", "allocated"}
+    await field.all_is_well()
+
+
 # people and policies
 
 
