@@ -335,46 +335,38 @@ async def test_an_environment_goes_on_where_it_was_if_it_can_save_itself(
     assert {(one.turn, one.why) for one in forgetful.resumptions} == {(0, FORGETS)}
 
 
+@pytest.mark.parametrize("name", LOOPED)
 async def test_a_loop_of_its_own_gets_its_turns_as_long_as_it_asks_for_them(
-    resuming: tuple[Yard, AsyncClient],
+    resuming: tuple[Yard, AsyncClient], name: str
 ) -> None:
     yard, client = resuming
-    asked = [
-        request(name).model_copy(
-            update={"task": Task.model_validate({"kind": "looped", "name": name, "restless": name == "restless-1"})}
-        )
-        for name in LOOPED
-    ]
-    ids = await client.submit(asked)
+    task = Task.model_validate({"kind": "looped", "name": name, "restless": name == "restless-1"})
+    (id,) = await client.submit([request(name).model_copy(update={"task": task})])
 
-    async def some_saved() -> list[int]:
-        counts = [len(await asyncio.to_thread(saved_turns, yard, id)) for id in ids]
-        return counts if min(counts) >= 4 else []
+    async def some_saved() -> bool:
+        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 4
 
     await yard.until(some_saved)
-    for holding in {await holder(client, id) for id in ids}:
-        for pid in yard.processes("node-agent", holding):
-            kill(pid)
-    before = {id: saved_turns(yard, id) for id in ids}
-    ended = await yard.gather(client, ids)
-    for one in ended:
-        saved, resumption = before[one.id], next(found for found in one.resumptions if found.turn)
-        assert (one.reward, one.error, len(one.turns)) == (1.0, None, TURNS + 2)
-        kept = len(saved) if one.id == "repeated-1" else 2
-        assert (resumption.turn, resumption.replayed, resumption.dropped) == (kept, kept, len(saved) - kept)
-        assert resumption.why == (None if one.id == "repeated-1" else "turn 3: the loop asks with another prompt")
-        for was, turn in zip(saved[:kept], one.turns, strict=False):
-            assert was.turn.model_copy(update={"segment": was.conversation}) == turn
-            segment, begins = one.segments[turn.segment], turn.prompt_length
-            assert segment.token_ids[begins : begins + turn.response_length] == was.token_ids
-            assert segment.logprobs[begins : begins + turn.response_length] == was.logprobs
-            assert segment.weights_version[begins : begins + turn.response_length] == was.weights_versions
-        asked_again = sampled(yard, f"planner-{one.id}") + sampled(yard, f"worker-{one.id}") - (TURNS + 2)
-        assert asked_again >= resumption.dropped
-        assert asked_again <= resumption.dropped + 2 or len(one.resumptions) > 1, "only what was under way"
-        await check_files(client, one)
-        told = [str(x.message) for x in (await client.rollout_history(one.id)).entries if x.event == "Resumed"]
-        assert any(line.endswith(resumption.sentence) for line in told)
+    await kill_holder(yard, client, id)
+    saved = saved_turns(yard, id)
+    (one,) = await yard.gather(client, [id])
+    resumption = next(found for found in one.resumptions if found.turn)
+    assert (one.reward, one.error, len(one.turns)) == (1.0, None, TURNS + 2)
+    kept = len(saved) if one.id == "repeated-1" else 2
+    assert (resumption.turn, resumption.replayed, resumption.dropped) == (kept, kept, len(saved) - kept)
+    assert resumption.why == (None if one.id == "repeated-1" else "turn 3: the loop asks with another prompt")
+    for was, turn in zip(saved[:kept], one.turns, strict=False):
+        assert was.turn.model_copy(update={"segment": was.conversation}) == turn
+        segment, begins = one.segments[turn.segment], turn.prompt_length
+        assert segment.token_ids[begins : begins + turn.response_length] == was.token_ids
+        assert segment.logprobs[begins : begins + turn.response_length] == was.logprobs
+        assert segment.weights_version[begins : begins + turn.response_length] == was.weights_versions
+    asked_again = sampled(yard, f"planner-{one.id}") + sampled(yard, f"worker-{one.id}") - (TURNS + 2)
+    assert asked_again >= resumption.dropped
+    assert asked_again <= resumption.dropped + 2 or len(one.resumptions) > 1, "only what was under way"
+    await check_files(client, one)
+    told = [str(x.message) for x in (await client.rollout_history(one.id)).entries if x.event == "Resumed"]
+    assert any(line.endswith(resumption.sentence) for line in told)
 
 
 async def test_a_command_gets_its_answers_as_long_as_it_asks_the_same(resuming: tuple[Yard, AsyncClient]) -> None:
