@@ -46,7 +46,7 @@ _CELLS: dict[str, Callable[[RolloutView], str]] = {
     "SECONDS": lambda view: _text(view.seconds),
     "FAILED CALLS": lambda view: _text(view.failed_calls),
     "NODE": lambda view: view.node or "-",
-    "WEIGHTS": lambda view: view.weights_version or "-",
+    "WEIGHTS": lambda view: ",".join(view.weights_versions) or "-",
     "GROUP": lambda view: view.group or "-",
     "SUBMITTED": lambda view: as_text(view.created_at),
     "ENDED": lambda view: "-" if view.finished_at is None else as_text(view.finished_at),
@@ -155,7 +155,7 @@ def conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, A
 
 
 async def explain_nothing(client: AsyncClient, namespace: str, given: Mapping[str, Any]) -> None:
-    """Say on standard error if the kind of a search that found nothing may be misspelt. Raises NotFound, with the existing
+    """Say on standard error that a search found nothing, and if its kind may be misspelt. Raises NotFound, with the existing
     pools, if the search's pool does not exist."""
     if (pool := given["pool"]) is not None:
         pools = [one.metadata.name for one in (await client.list_objects("RolloutPool", namespace))[0]]
@@ -167,6 +167,7 @@ async def explain_nothing(client: AsyncClient, namespace: str, given: Mapping[st
         if kind not in kinds:
             there = ", ".join(kinds) or "none"
             say(f"no rollout of kind {kind!r} has ended in namespace {namespace!r}; kinds of those that have: {there}")
+    say(f"0 of {await client.count_rollouts(namespace)} rollouts match in namespace {namespace!r}")
 
 
 @click.command("list")
@@ -274,7 +275,8 @@ async def top(client: AsyncClient, namespace: str, by: str, limit: int, **given:
 async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form: str, **given: Any) -> None:
     """Sum up ended rollouts: how many, their mean reward, and how many of their groups were informative.
 
-    Checks do not count. Rollouts without a reward are in no mean. SECONDS are at work, without waiting.
+    Checks do not count. Rollouts without a reward are in no mean. TOKENS are the sampled ones. SECONDS are at
+    work, without waiting.
     """
     rows = await client.summarize(by, namespace, limit=limit, **conditions(given))
     if not rows:
@@ -285,7 +287,18 @@ async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form
     named = by.rpartition(".")[2].upper()
     more = ["KIND", "BEST"] if by == "task" else []
     last = ["PROMPT"] if by == "task" else []
-    header = [named, "ROLLOUTS", "SCORED", "MEAN REWARD", *more, "INFORMATIVE", "TOKENS", "SECONDS", "NEWEST", *last]
+    header = [
+        named,
+        "ROLLOUTS",
+        "SCORED",
+        "MEAN REWARD",
+        *more,
+        "INFORMATIVE",
+        "TOKENS (SUM)",
+        "SECONDS (SUM)",
+        "NEWEST",
+        *last,
+    ]
     click.echo("\n".join(align([header, *(_summed(row, by) for row in rows)])))
 
 

@@ -207,9 +207,9 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
         click.echo(printable(f"\n{view.waiting}"))
     if view.metadata:
         click.echo(printable(f"\nmetadata {json.dumps(view.metadata, ensure_ascii=False)}"))
-    if view.weights_version:
+    if view.weights_versions:
         again = f", restarted {view.outdated} times because its weights were too old" if view.outdated else ""
-        click.echo(printable(f"\nweights {view.weights_version}{again}"))
+        click.echo(printable(f"\nweights {', '.join(view.weights_versions)}{again}"))
     if view.kept:
         until = datetime.fromtimestamp(view.kept.until, UTC)
         click.echo(

@@ -148,11 +148,11 @@ class EvaluationSummary(WireModel):
     faults: dict[str, int]
     """Reason -> rollouts that ended without a reward. They are in no mean."""
     other_version: int
-    """Rollouts that another version than `weights_version` sampled. They are in no mean."""
+    """Rollouts that another version than `weights_version` sampled, wholly or in part. They are in no mean."""
     repeated: int = 0
     """Rollouts that ended without counting, and in whose places other rollouts are."""
     weights_versions: dict[str, int]
-    """Weights version -> rollouts that it sampled."""
+    """Weights version -> rollouts that it sampled. Versions that sampled a rollout together are one key, with commas."""
     mean_reward: float | None
     """Mean over the tasks' mean rewards."""
 

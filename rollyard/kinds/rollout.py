@@ -361,8 +361,9 @@ class RolloutView(WireModel):
     finished_at: float | None
     cursor: int | None
     """Position in the stream of terminal records; null until the rollout is terminal."""
-    weights_version: str | None = None
-    """Version of the policy's weights at the start of the present or last attempt."""
+    weights_versions: list[str] = []
+    """Versions of the policy's weights that sampled the tokens of the result. Until there is a result: the version at the
+    start of the present attempt. Empty after an end without tokens."""
     outdated: int = 0
     """Number of restarts because the weights of an attempt had become too old. These restarts do not count as
     retries."""

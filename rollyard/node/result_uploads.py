@@ -261,6 +261,6 @@ def _header(ref: LeaseRef, outcome: Outcome, columns: Columns | None = None) -> 
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
         profile=profile_of(outcome.turns),
-        weights_versions=sorted(columns.versions) if columns is not None else [],
+        weights_versions=list(columns.versions) if columns is not None else [],
     )
     return header.model_dump_json().encode() + b"\n"

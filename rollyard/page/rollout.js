@@ -98,7 +98,7 @@ function Head({ t, namespace }) {
     ['Task kind', v.task_kind],
     ['Group', v.group ? html`<a href=${link(['groups', v.group], at)}>${v.group}</a>${v.mode === 'eval' ? '' : ` #${v.sample_index}`}` : 'none'],
     ['Attempt', `${v.attempt}${v.outdated ? `, ${v.outdated} restarts for weights` : ''}`],
-    ['Weights', v.weights_version ?? UNKNOWN],
+    ['Weights', v.weights_versions.join(', ') || UNKNOWN],
     ['Node', v.node ?? UNKNOWN],
     ['Accepted', html`<${Time} at=${v.created_at} />`],
     ['Ended', html`<${Time} at=${v.finished_at} />`],

@@ -158,7 +158,7 @@ async def restore(lines: Sequence[RecordedLine], began: float, data: Path) -> No
         for line in (one for one in lines if one.table == "object"):
             await store.objects.create(_at_rest(parse_object(line.record)))
         for line in (one for one in lines if one.table == "ended_allocation"):
-            await store.ended_allocations.add(_record(line))
+            await store.ended_allocations.add(_of_a_pool_at_rest(_record(line)))
         await store.rollouts.transact(lambda tx: _put(tx, lines))
         samples: dict[int, list[tuple[TrackKey, Bucket]]] = {}
         for line in (one for one in lines if one.table == "sample"):
@@ -175,6 +175,11 @@ def _at_rest(found: KindObject) -> KindObject:
     meta = ObjectMeta(name=found.metadata.name, namespace=found.metadata.namespace, labels=found.metadata.labels)
     new = evolve(found, metadata=meta)
     return evolve(new, spec=evolve(new.spec, suspend=True)) if isinstance(new, POOL_KINDS) else new
+
+
+def _of_a_pool_at_rest(ended: EndedAllocation) -> EndedAllocation:
+    """Return the end with a reason that is true here: the recorder deleted its pools, and here they are suspended."""
+    return evolve(ended, reason=ended.reason.replace("its pool is deleted", "its pool is suspended"))
 
 
 def _put(tx: Transaction, lines: Sequence[RecordedLine]) -> None:

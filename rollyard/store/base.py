@@ -116,6 +116,9 @@ class RolloutRecord:
     saved_turns: int = 0
     """Number of turns of RUN in the store, after which another node agent can go on with the attempt."""
 
+    sampled_by: tuple[str, ...] = ()
+    """Weights versions that sampled the stored tokens, in order of their first tokens; empty while there are none."""
+
     def images(self, default: str) -> list[str]:
         """Return the images that the rollout needs from its present stage on. A node has them before INIT begins, so that no
         agent works for an evaluation that has no image. `default`: image of tasks that name none; empty: none is needed."""

@@ -25,7 +25,7 @@ _RESULT = "task, rollout, kind, metadata, status, reason, reward, weights_versio
 _INSERT = (
     "INSERT OR REPLACE INTO evaluation_results (namespace, evaluation, task, rollout, kind, metadata, status, reason, reward, "
     'weights_version, tokens, turns, seconds, finished_at) SELECT namespace, "group", task, id, task_kind, metadata, status, '
-    "reason, reward, weights_version, tokens, turns, seconds, finished_at FROM rollouts"
+    "reason, reward, nullif(sampled_by, ''), tokens, turns, seconds, finished_at FROM rollouts"
 )
 _OF_EVALUATION = "mode = 'eval' AND cursor IS NOT NULL AND substr(id, 1, length(\"group\") + 1) = \"group\" || '.'"
 """Condition for ended rollouts whose ids begin with the name of their evaluation, which is their group."""
@@ -50,6 +50,7 @@ class EvaluationResult(NamedTuple):
     reason: str | None
     reward: float | None
     weights_version: str | None
+    """Version that sampled the rollout, or several joined with commas."""
     finished_at: float
     repeated: bool = False
     """Whether another rollout takes the place of this one."""

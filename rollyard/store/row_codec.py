@@ -35,6 +35,10 @@ def blob_of(text: str) -> BlobRef:
     return BlobRef(*json.loads(text))
 
 
+def _names_of(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
+
+
 _BLOB: Codec = (blob_text, blob_of)
 _CODECS: dict[str, Codec] = {
     "status": (attrgetter("value"), Status),
@@ -45,6 +49,7 @@ _CODECS: dict[str, Codec] = {
     "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
     "summary": (mapping_text, mapping_of),
     "metadata": (mapping_text, mapping_of),
+    "sampled_by": (",".join, _names_of),
     "weights": (WeightsConstraint.model_dump_json, WeightsConstraint.model_validate_json),
 }
 """Field -> (function that encodes a value for the column, function that decodes it). None is not encoded."""

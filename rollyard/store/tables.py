@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 39
+SCHEMA = 40
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -52,7 +52,9 @@ CREATE TABLE rollouts (
     -- all stages, failed tool calls.
     reason TEXT, tokens INTEGER, turns INTEGER, seconds REAL, suspicious INTEGER NOT NULL DEFAULT 0, failed_calls INTEGER,
     -- Number of its rows in `saved_turns`.
-    saved_turns INTEGER NOT NULL DEFAULT 0
+    saved_turns INTEGER NOT NULL DEFAULT 0,
+    -- Weights versions of the stored tokens, joined with commas.
+    sampled_by TEXT NOT NULL DEFAULT ''
 );
 -- The rollouts' requests. A request may be large and never changes, but the row in `rollouts` is written at each step.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);

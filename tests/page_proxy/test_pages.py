@@ -127,8 +127,9 @@ def put_hostile(tx: Transaction) -> None:
                 f"h-{number}", namespace=NAMESPACE, pool="train", request=request.model_dump_json(), stage=Stage.EVAL,
                 group="g" if number < 4 else text, sample_index=number, status=outcome.status, reward=outcome.reward,
                 error=error, node=text, endpoints={"policy": text, text: text}, weights_version=text, image=text,
+                sampled_by=(text,), finished_at=now, created_at=now - 9,
                 summary={"turns": 3, "tokens": 6, "notes": [text], "parts": {text: 0.5}, "metrics": {text: 1.0}},
-                metadata={"difficulty": text, text: 1}, finished_at=now, created_at=now - 9,
+                metadata={"difficulty": text, text: 1},
                 result=tx.add_blob(zstandard.compress(encode([outcome]))),
                 history="".join(json.dumps(line) + "\n" for line in history),
             )

@@ -54,6 +54,12 @@ async def test_a_recorded_training_is_shown_and_a_killed_command_leaves_nothing(
         assert len(sampled["token_ids"]) == len(sampled["logprobs"]) > 50
         pools = (await get("/apis/rollyard.dev/v1alpha1/rolloutpools"))["items"]
         assert [pool["spec"]["suspend"] for pool in pools] == [True], "nothing runs"
+        ended = (await get("/v1/allocations/history"))["allocations"]
+        assert {one["reason"] for one in ended} == {"ended by Rollyard: its pool is suspended"}
+        for one in groups[0]["rollouts"]:
+            versions = [v for s in one["segments"] for v in s["weights_version"] if v is not None]
+            shown = await get(f"/v1/rollouts?prefix={one['id']}")
+            assert shown["rollouts"][0]["weights_versions"] == list(dict.fromkeys(versions))
     while "ROLLYARD_KUBECONFIG=" not in (line := await asyncio.to_thread(command.stderr.readline)):
         assert line, "the command ended"
     file = line.partition("ROLLYARD_KUBECONFIG=")[2].strip("`\n")

@@ -154,6 +154,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         min_weights_version="v2",
         weights=WeightsConstraint(same=True, max_staleness=2),
         weights_version="v3",
+        sampled_by=("v3", "v4") if ended else (),
         outdated=1,
         image="docker://registry.example/swe:v1",
         eval_image="docker://registry.example/swe-tests:v1",

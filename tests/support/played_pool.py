@@ -75,6 +75,7 @@ class PlayedPool:
             tokens=played.tokens,
             prompt_tokens=3,
             sampled=1,
+            weights_versions=["v1"],
             timings={"run": played.seconds},
         )
         blob = zstandard.compress(encode([outcome]))

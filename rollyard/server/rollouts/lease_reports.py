@@ -42,8 +42,8 @@ def run_report(run: Upload, holder_uid: str, now: float) -> Report:
         check_fence(record, header.lease.fence)  # before the blobs are added, so that a void lease writes nothing
         if record.stage is Stage.EVAL:
             return []
-        blobs, versions = (tx.add_blob(result), tx.add_blob(artifact)), frozenset(header.weights_versions)
-        return [(record, RunStored(now, header.lease.fence, *blobs, versions, header.timings))]
+        blobs = (tx.add_blob(result), tx.add_blob(artifact))
+        return [(record, RunStored(now, header.lease.fence, *blobs, _versions(header), header.timings))]
 
     return pick
 
@@ -64,12 +64,15 @@ def result_report(header: ResultHeader, blob: bytes | None, holder_uid: str, max
         result = tx.add_blob(blob) if blob is not None else None
         if result is not None and record.result is not None:
             tx.drop_blob(record.result)
-        event = Finished(
-            now, ref.fence, status, header.reward, header.error, result, max_attempts, header.sampled, summary
-        )
-        return [(record, event)]
+        told = (status, header.reward, header.error, result, max_attempts, header.sampled, _versions(header), summary)
+        return [(record, Finished(now, ref.fence, *told))]
 
     return pick
+
+
+def _versions(header: ResultHeader) -> tuple[str, ...]:
+    """Return the weights versions that have a name. An external model server tells none."""
+    return tuple(version for version in header.weights_versions if version)
 
 
 def put_snapshot(

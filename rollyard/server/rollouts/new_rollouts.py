@@ -118,4 +118,10 @@ def _with_stored_run(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
             else "was never stored"
         )
         raise Invalid(f"rollout {id!r} cannot be scored again: its artifact {why}")
-    return replace(record, result=earlier.result, artifact=earlier.artifact, weights_version=earlier.weights_version)
+    return replace(
+        record,
+        result=earlier.result,
+        artifact=earlier.artifact,
+        weights_version=earlier.weights_version,
+        sampled_by=earlier.sampled_by,
+    )

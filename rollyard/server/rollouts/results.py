@@ -78,7 +78,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         created_at=record.created_at,
         finished_at=record.finished_at,
         cursor=record.cursor,
-        weights_version=record.weights_version,
+        weights_versions=_weights_versions(record),
         outdated=record.outdated,
         waiting=waiting,
         metadata=dict(record.metadata),
@@ -89,6 +89,13 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         seconds=record.seconds,
         failed_calls=record.failed_calls,
     )
+
+
+def _weights_versions(record: RolloutRecord) -> list[str]:
+    """Return those of the stored tokens; before there are any, that of the endpoint that will sample them."""
+    if record.sampled_by or record.status.terminal or not record.weights_version:
+        return list(record.sampled_by)
+    return [record.weights_version]
 
 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> Columns:

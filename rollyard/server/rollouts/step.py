@@ -138,8 +138,8 @@ class RunStored:
     fence: int
     result: BlobRef
     artifact: BlobRef
-    versions: frozenset[str] = frozenset()
-    """Weights versions from which the rollout was sampled, as reported by the holder."""
+    versions: tuple[str, ...] = ()
+    """Weights versions that sampled the result's tokens, as reported by the holder."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds in each stage of this attempt, by the stage's name in lower case."""
 
@@ -158,6 +158,8 @@ class Finished:
     max_attempts: int
     sampled: int
     """Number of sampled tokens that the result contains."""
+    versions: tuple[str, ...] = ()
+    """Weights versions that sampled the tokens of `result`."""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -408,7 +410,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
     """Record the end of RUN. If the group must have one weights version, and a token was sampled from another
     version than the granted one, the rollout counts as outdated instead."""
     check_fence(record, event.fence)
-    others = event.versions - {record.weights_version}
+    others = set(event.versions) - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
         message = (
             f"it was sampled from {', '.join(sorted(event.versions))}, but its group from {record.weights_version}"
@@ -421,6 +423,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
         stage=Stage.EVAL,
         result=event.result,
         artifact=event.artifact,
+        sampled_by=event.versions,
         losses=0,
         saved_turns=0,
         history=history,
@@ -534,7 +537,9 @@ def _left(record: RolloutRecord, reason: str, saved: int) -> dict[str, Any]:
 
 
 def _with_result(record: RolloutRecord, event: Finished) -> RolloutRecord:
-    return record if event.result is None else replace(record, result=event.result)
+    if event.result is None:
+        return record
+    return replace(record, result=event.result, sampled_by=event.versions)
 
 
 def _why_not_scored(record: RolloutRecord, event: Finished) -> tuple[Ending, str] | None:

@@ -15,6 +15,7 @@ from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord
+from rollyard.server.rollouts.results import view
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
 from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
@@ -154,10 +155,12 @@ async def test_what_falls_too_far_behind_begins_anew(versions: Versions) -> None
     assert await versions.look() == 0
     yard.wants(node, init=1)
     await until(lambda: len(node.leases) == 2)
-    await run_stored(yard.rollouts, node.leases[1], "u1", b"run", frozenset({"v3"}))
-    await finish(yard.rollouts, header(node.leases[1]), "u1", b"outcome")
+    assert view(*await versions.records("a")).weights_versions == ["v3"], "before the tokens: those of the lease"
+    await run_stored(yard.rollouts, node.leases[1], "u1", b"run", frozenset({"v3", "v4"}))
+    await finish(yard.rollouts, header(node.leases[1]), "u1", None)
     (record,) = await versions.records("a")
     assert (record.status, record.weights_version, record.error) == (Status.COMPLETED, "v3", None)
+    assert view(record).weights_versions == ["v3", "v4"], "the versions of the tokens"
 
 
 async def test_a_group_of_one_version_of_which_nothing_is_sampled_begins_anew(versions: Versions) -> None:
