@@ -76,7 +76,7 @@ async def _compared(client: AsyncClient, namespace: str | None, found: UsageView
     ended = await client.ended_allocations(namespace, since=found.since, limit=100_000)
     live, _ = await client.list_objects(Allocation.__name__, namespace)
     own = OwnJob.all(ended, [one for one in live if isinstance(one, Allocation)], found.until)
-    accounts = await CliDriver().accounts([job.id for job in own])
+    accounts = await CliDriver().accounts(sorted({job.id for job in own}))
     if accounts is None:
         raise RollyardError(
             "Slurm keeps no accounts here (accounting_storage/none), so there is nothing to compare with"
@@ -85,16 +85,26 @@ async def _compared(client: AsyncClient, namespace: str | None, found: UsageView
 
 
 def _slurm_lines(jobs: list[ComparedJob]) -> list[str]:
+    """The sums are about the same jobs: those that accounting knows."""
+    known = [job for job in jobs if job.slurm_gpu_hours is not None]
     rows = [["", "JOBS", "GPU HOURS", "CPU HOURS"]]
-    rows.append(["rollyard", str(len(jobs)), *_sums([(job.gpu_hours, job.cpu_hours) for job in jobs])])
-    known = [(job.slurm_gpu_hours, job.slurm_cpu_hours) for job in jobs if job.slurm_gpu_hours is not None]
-    rows.append(["slurm", str(len(known)), *_sums([(gpu, cpu or 0.0) for gpu, cpu in known if gpu is not None])])
-    differing = [job for job in jobs if job.why]
-    lines = [*align(rows), f"{len(differing)} of {len(jobs)} jobs differ"]
-    table = [["JOB", "POOL", "GPU HOURS", "SLURM", "CPU HOURS", "SLURM", "WHY"]]
+    rows.append(["rollyard", str(len(known)), *_sums([(job.gpu_hours, job.cpu_hours) for job in known])])
+    theirs = [(job.slurm_gpu_hours or 0.0, job.slurm_cpu_hours or 0.0) for job in known]
+    rows.append(["slurm", str(len(known)), *_sums(theirs)])
+    differing, unknown = [job for job in jobs if job.why], [job for job in jobs if job.slurm_gpu_hours is None]
+    lines = align(rows)
+    if unknown:
+        gpu, cpu = _sums([(job.gpu_hours, job.cpu_hours) for job in unknown])
+        lines.append(
+            f"in neither sum: {len(unknown)} jobs that accounting does not know, {gpu} GPU-hours, {cpu} CPU-hours"
+        )
+    lines.append(f"{len(differing)} of {len(jobs)} jobs differ")
+    table = [["JOB", "ALLOCATION", "GPU HOURS", "SLURM", "CPU HOURS", "SLURM", "WHY"]]
     for job in differing[:MAX_JOBS]:
         gpu, cpu = (_hours(one) for one in (job.slurm_gpu_hours, job.slurm_cpu_hours))
-        table.append([job.id, job.pool, _hours(job.gpu_hours), gpu, _hours(job.cpu_hours), cpu, "; ".join(job.why)])
+        table.append(
+            [job.id, job.allocation, _hours(job.gpu_hours), gpu, _hours(job.cpu_hours), cpu, "; ".join(job.why)]
+        )
     if differing:
         lines += ["", *align(table)]
     if len(differing) > MAX_JOBS:

@@ -31,7 +31,7 @@ QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "Restar
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
 """The fields of QUEUE in the same order, under sacct's names. The number of restarts is missing, because sacct of Slurm
 22.05 does not report this number."""
-COUNTED = ("JobID", "Start", "End", "AllocCPUS", "AllocTRES")
+COUNTED = ("JobID", "JobName", "Submit", "Start", "End", "AllocCPUS", "AllocTRES")
 """Fields of sacct for `JobAccount`."""
 IDS_AT_ONCE = 500
 """Greatest number of ids in one command line."""
@@ -50,6 +50,8 @@ class JobAccount:
     """Counts of accounting for one run of a job, which has several if it is requeued. Times are Unix seconds; None: the run
     has not started, or not ended."""
 
+    name: str
+    submitted: float | None
     start: float | None
     end: float | None
     cpus: int
@@ -208,11 +210,12 @@ def read_queue(text: str) -> dict[str, Job]:
 def read_accounts(text: str) -> dict[str, list[JobAccount]]:
     """Return the jobs in sacct's output of COUNTED: id -> runs. Raises SlurmUnreachable if the text is no such table."""
     found: dict[str, list[JobAccount]] = {}
-    for id, start, end, cpus, resources in _rows(text, len(COUNTED)):
+    for id, name, submitted, start, end, cpus, resources in _rows(text, len(COUNTED)):
         typed = re.findall(r"gres/gpu:[^=,]+=(\d+)", resources)
         total = re.search(r"gres/gpu=(\d+)", resources)
         gpus = int(total[1]) if total is not None else sum(map(int, typed))
-        found.setdefault(id, []).append(JobAccount(_seconds(start), _seconds(end), int(cpus or 0), gpus))
+        account = JobAccount(name, _seconds(submitted), _seconds(start), _seconds(end), int(cpus or 0), gpus)
+        found.setdefault(id, []).append(account)
     return found
 
 

@@ -13,13 +13,30 @@ NOW, HOUR = 100_000.0, 3600.0
 
 
 def job(id: str = "7", start: float = NOW - 2 * HOUR, end: float = NOW - HOUR, running: bool = False) -> OwnJob:
-    return OwnJob(id, "policy", start, end, running, 2, 8, end)
+    return OwnJob(id, "policy-ip-0", "policy", start, start, end, running, 2, 8)
 
 
 def account(
-    start: float | None = NOW - 2 * HOUR, end: float | None = NOW - HOUR, cpus: int = 8, gpus: int = 2
+    start: float | None = NOW - 2 * HOUR,
+    end: float | None = NOW - HOUR,
+    cpus: int = 8,
+    gpus: int = 2,
+    name: str = "rollyard-policy-ip-0",
 ) -> JobAccount:
-    return JobAccount(start, end, cpus, gpus)
+    return JobAccount(name, start if start is not None else end, start, end, cpus, gpus)
+
+
+def test_jobs_with_one_number_are_told_apart_by_name_and_submit() -> None:
+    """The first ran in another Slurm, whose numbers began at 1 too."""
+    moved = job("1", NOW - 3 * HOUR, NOW - 2 * HOUR)
+    present = job("1", NOW - HOUR, NOW, running=True)._replace(allocation="policy-ip-1")
+    runs = [account(NOW - HOUR, None, name="rollyard-policy-ip-1")]
+    found = {one.allocation: one for one in compared([moved, present], {"1": runs}, 0.0, NOW)}
+    assert found["policy-ip-1"].why == ()
+    assert found["policy-ip-0"].slurm_cpu_hours is None
+    assert found["policy-ip-0"].why == ("it never was in this Slurm, where job 1 is another one",)
+    burst = [account(NOW - HOUR, None, name="rollyard-policy-ip")]  # jobs of an array have the pool's name alone
+    assert [one.slurm_cpu_hours for one in compared([moved, present], {"1": burst}, 0.0, NOW)] == [None, 8.0]
 
 
 def test_equal_counts_have_no_reason_and_only_the_time_asked_for_counts() -> None:
@@ -71,11 +88,27 @@ def test_a_job_that_never_started_is_left_out() -> None:
 
 def test_sacct_is_read_with_gpus_of_any_type() -> None:
     rows = [
-        ["JobID", "Start", "End", "AllocCPUS", "AllocTRES"],
-        ["7", "2026-11-30T10:00:00", "2026-11-30T11:00:00", "8", "billing=8,cpu=8,gres/gpu=2,gres/gpu:a100=2,node=1"],
-        ["8_1", "2026-11-30T10:00:00", "Unknown", "4", "cpu=4,gres/gpu:a100=1,gres/gpu:h200=2"],
-        ["8_1", "Unknown", "2026-11-30T11:00:00", "0", ""],
-        ["9", "Unknown", "Unknown", "0", ""],
+        ["JobID", "JobName", "Submit", "Start", "End", "AllocCPUS", "AllocTRES"],
+        [
+            "7",
+            "a",
+            "2026-11-30T09:59:00",
+            "2026-11-30T10:00:00",
+            "2026-11-30T11:00:00",
+            "8",
+            "billing=8,cpu=8,gres/gpu=2,gres/gpu:a100=2,node=1",
+        ],
+        [
+            "8_1",
+            "b",
+            "2026-11-30T09:59:00",
+            "2026-11-30T10:00:00",
+            "Unknown",
+            "4",
+            "cpu=4,gres/gpu:a100=1,gres/gpu:h200=2",
+        ],
+        ["8_1", "b", "2026-11-30T09:59:00", "Unknown", "2026-11-30T11:00:00", "0", ""],
+        ["9", "c", "2026-11-30T09:59:00", "Unknown", "Unknown", "0", ""],
     ]
     found = read_accounts("\n".join(MARK.join([*row, ""]) for row in rows))
     assert [(one.cpus, one.gpus) for (one, *_) in found.values()] == [(8, 2), (4, 3), (0, 0)]
