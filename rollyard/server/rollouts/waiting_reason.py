@@ -99,8 +99,10 @@ def explain(record: RolloutRecord, view: QueueView | None) -> Reason | None:
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
+    # A rollout is queued again at each try of its image, and its wait for the image goes on.
+    begun = record.created_at if word == IMAGE_REASON else record.queued_at
     kept = f"; its {record.saved_turns} saved turns are kept" if record.saved_turns else ""
-    return Reason(word, f"{fact.sentence}{kept} (since {as_text(max(since, record.queued_at))})")
+    return Reason(word, f"{fact.sentence}{kept} (since {as_text(max(since, begun))})")
 
 
 def explain_parked(record: RolloutRecord, view: QueueView | None, since: float) -> Reason:

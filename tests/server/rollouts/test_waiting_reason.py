@@ -260,7 +260,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"for it until 2026-01-01 12:00:00 UTC {SINCE_AT}",
     ),
     (
-        "ImageUnavailable", {"image": "docker://r/a:1"},
+        # queued again by the last try, and yet it has waited since the first
+        "ImageUnavailable", {"image": "docker://r/a:1", "queued_at": NOW - 1},
         {"missing_images": {"docker://r/a:1": missing(failures=2, trying=True)}},
         f"the image docker://r/a:1 cannot be used now: no; a node agent tries it again now {SINCE_AT}",
     ),
