@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import click
@@ -68,19 +69,29 @@ async def steps(client: AsyncClient, namespace: str, name: str, series: bool, fo
     """Show the training steps of a batch, or of a whole series: rewards, informative share, staleness and tokens.
 
     REWARD is the mean reward of the delivered groups and its standard deviation, QUARTILES their 25 %, 50 % and 75 %
-    points, ALL the mean of all groups with a verdict, delivered or not. STALENESS counts training steps, in the mean.
-    TOKENS is the mean number of sampled tokens of a delivered rollout; WASTED counts the sampled tokens of groups that were
-    not delivered. A dash stands for an unknown value. The last line has the mean over all steps.
+    points, ALL the mean of all groups with a verdict, delivered or not. FILTERED counts the groups that the filter held back.
+    STALENESS counts training steps: the mean and the greatest. TOKENS (MEAN) is of a delivered rollout, sampled; WASTED counts
+    the sampled tokens of groups that were not delivered. A dash stands for an unknown value. The lines below the table are
+    about all steps together.
     """
-    id = name
-    if series:
-        if not (found := await client.batches(namespace, series=name)):
-            raise NotFound(
-                f"there is no batch of series {name!r} in namespace {namespace!r}; `rollyard batches list` shows the series"
-            )
-        id = found[0].id
-    history = await client.batch_history(id, namespace, series=series, limit=MAX_STEPS)
-    click.echo(history.model_dump_json(indent=2) if form == "json" else "\n".join(stepped(history)))
+    found = await _batches(client, namespace, name, series)
+    history = await client.batch_history(found[0].id, namespace, series=series, limit=MAX_STEPS)
+    click.echo(history.model_dump_json(indent=2) if form == "json" else "\n".join(stepped(history, found)))
+
+
+async def _batches(client: AsyncClient, namespace: str, name: str, series: bool) -> list[BatchView]:
+    """Return the batches of a series, or the one batch. Raises NotFound."""
+    of_series = await client.batches(namespace, series=name) if series else []
+    if of_series or not series:
+        try:
+            return of_series or [await client.get_batch(name, namespace)]
+        except NotFound as error:
+            if not await client.batches(namespace, series=name):
+                raise
+            raise NotFound(f"{error}; there is a series of this name: add --series") from None
+    raise NotFound(
+        f"there is no batch of series {name!r} in namespace {namespace!r}; `rollyard batches list` shows the series"
+    )
 
 
 @batches.command("cancel")
@@ -122,8 +133,8 @@ def described(view: BatchView) -> list[str]:
     return [*lines, view.waiting] if view.waiting else lines
 
 
-def stepped(history: BatchHistory) -> list[str]:
-    """Return training steps as a table, and the mean reward over all of them."""
+def stepped(history: BatchHistory, batches: Sequence[BatchView] = ()) -> list[str]:
+    """Return training steps as a table, and what holds over all of them. `batches`: those of the steps."""
     if not history.steps:
         return ["no group has a verdict yet, so there is no training step"]
     head = [
@@ -134,9 +145,10 @@ def stepped(history: BatchHistory) -> list[str]:
         "QUARTILES",
         "ALL",
         "INFORMATIVE",
+        "FILTERED",
         "FAULTY",
         "STALENESS",
-        "TOKENS",
+        "TOKENS (MEAN)",
         "WASTED",
         "ENDED",
     ]
@@ -146,7 +158,32 @@ def stepped(history: BatchHistory) -> list[str]:
     return [
         *align([head, *map(_step, history.steps)]),
         f"mean reward {_number(total / judged if judged else None)} {of}",
+        *_totals(history.steps),
+        *_times_to_target(batches),
     ]
+
+
+def _totals(steps: Sequence[TrainingStep]) -> list[str]:
+    low, high, other, wasted, differing, compared = (
+        sum(getattr(step, name) for step in steps)
+        for name in ("all_low", "all_high", "other", "wasted_tokens", "differing", "compared")
+    )
+    share = f"{differing / compared:.0%}" if compared else "-"
+    lines = [
+        f"informative share {share} ({differing} of {compared} groups)",
+        f"filtered {low + high + other}: {low} all low, {high} all high, {other} other; wasted tokens {wasted}",
+    ]
+    aged = [(step.groups, step.staleness_mean) for step in steps if step.staleness_mean is not None and step.groups]
+    if aged:
+        mean = sum(number * age for number, age in aged) / sum(number for number, _ in aged)
+        greatest = max((step.staleness_max for step in steps if step.staleness_max is not None), default=0)
+        lines.append(f"staleness: {mean:.3g} training steps in the mean, at most {greatest}")
+    return lines
+
+
+def _times_to_target(batches: Sequence[BatchView]) -> list[str]:
+    times = [one.seconds_to_target for one in batches if one.seconds_to_target is not None]
+    return [f"time to target: {sum(times) / len(times):.3g} s in the mean of {len(times)} batches"] if times else []
 
 
 def _step(step: TrainingStep) -> list[str]:
@@ -156,9 +193,15 @@ def _step(step: TrainingStep) -> list[str]:
     return [
         str(step.step), step.batch, str(step.groups), _number(step.reward_mean) + spread, quartiles,
         _number(step.judged_reward_mean),
-        share, str(step.faulty), _number(step.staleness_mean, 2), _number(step.tokens_mean, 0), str(step.wasted_tokens),
+        share, str(step.all_low + step.all_high + step.other), str(step.faulty), _staleness(step),
+        _number(step.tokens_mean, 0), str(step.wasted_tokens),
         _time(step.ended_at),
     ]  # fmt: skip
+
+
+def _staleness(step: TrainingStep) -> str:
+    greatest = "" if step.staleness_max is None else f" … {step.staleness_max}"
+    return _number(step.staleness_mean, 2) + greatest
 
 
 def _number(value: float | None, digits: int = 3) -> str:
