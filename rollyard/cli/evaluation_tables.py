@@ -93,15 +93,17 @@ def statistics_notes(view: EvaluationView) -> list[str]:
 
 
 def group_rows(by: str, groups: Sequence[StatisticsGroup], k: int) -> list[list[str]]:
-    several = [f"PASS@{k}", f"PASS^{k}"] if k > 1 else []
-    rows = [[by.upper(), "TASKS", "ROLLOUTS", "FAULTS", "MEAN REWARD", "95 % INTERVAL", "PASS@1", *several]]
+    """Each metric is followed by its interval."""
+    metrics = ["MEAN REWARD", "PASS@1", *([f"PASS@{k}", f"PASS^{k}"] if k > 1 else [])]
+    rows = [
+        [by.upper(), "TASKS", "ROLLOUTS", "FAULTS", *(head for name in metrics for head in (name, "95 % INTERVAL"))]
+    ]
     for group in groups:
         found = group.statistics
-        rates = [found.pass_at.get(1), *((found.pass_at.get(k), found.pass_all.get(k)) if k > 1 else ())]
-        mean = found.mean
-        cells = [_number(mean.value if mean else None), _interval(mean)]
+        shown = [found.mean, found.pass_at.get(1), *((found.pass_at.get(k), found.pass_all.get(k)) if k > 1 else ())]
         counts = [str(group.tasks), str(group.scored), str(group.faults)]
-        rows.append([group.value, *counts, *cells, *(_number(rate.value if rate else None) for rate in rates)])
+        cells = [text for one in shown for text in (_number(one.value if one else None), _interval(one))]
+        rows.append([group.value, *counts, *cells])
     return rows
 
 

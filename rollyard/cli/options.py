@@ -101,7 +101,7 @@ def kinds_of(word: str) -> list[type[KindObject]]:
             hint = (
                 "; for rollouts: `rollyard rollouts list` and `rollyard rollouts describe ID`"
                 if "rollout" in name
-                else ""
+                else f"; name an object as KIND/NAME, such as rp/{name}"
             )
             raise click.UsageError(f"there is no resource {name!r}; the server has {known}{hint}")
         found.append(kind)

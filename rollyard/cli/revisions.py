@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +24,8 @@ from rollyard.kinds.pool import Revision
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.revised_fields import REVISED_FIELDS
 
+VALUE_CHARS = 60
+"""Greatest length of a value in the table of revisions."""
 _waits = click.option("--wait/--no-wait", "waits", default=False, help="wait until all allocations are replaced")
 _timeout = click.option(
     "--timeout", default=900.0, type=DURATION, show_default=True, help="with --wait: time to wait, such as 90s or 10m"
@@ -61,7 +64,8 @@ async def restart(client: AsyncClient, namespace: str, words: tuple[str, ...], w
 async def history(client: AsyncClient, namespace: str, words: tuple[str, ...], revision: int | None) -> None:
     """Show the revisions of a pool.
 
-    A revision is a template from which the pool's allocations were made. The last ten are kept.
+    A revision is a template from which the pool's allocations were made. The last ten are kept. CHANGED has each field with
+    its value before and after; `(default)` stands for a field that was not set.
     """
     for key in named(words, namespace):
         pool = await _pool(client, key)
@@ -127,10 +131,19 @@ def _find(pool: Pool, number: int) -> Revision:
 
 
 def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of the fields that differ."""
+    """Yield the paths of the fields that differ, with both values."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         if before != after:
-            yield path
+            yield f"{path}: {_value(before)} -> {_value(after)}"
         return
     for name in sorted({*before, *after}):
         yield from _changed(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+
+
+def _value(value: Any) -> str:
+    """Return a value of a template as one short text."""
+    if value is None:
+        return "(default)"
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 1]}…"

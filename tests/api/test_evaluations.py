@@ -95,7 +95,10 @@ async def test_faults_change_nothing_but_their_count_and_two_evaluations_are_com
             ("t1", [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
         ]
         assert [(c.metadata["id"], c.difference) for c in compared.worse] == [("t3", -0.5)]
-        assert compared.notes == ["the two have different values of `sampling`"]
+        assert compared.notes == [
+            f"the two have different values of `sampling.max_tokens`: 64 and {Sampling().max_tokens}",
+            "the same weights sampled both: v1",
+        ]
         assert compared.mean is not None
         assert compared.mean.difference == pytest.approx((1 / 4 + 1 / 12 - 1 / 2) / 3)
         assert compared.mean.p_value == 1.0, "no other signs give a smaller sum"

@@ -30,6 +30,8 @@ async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> Non
         first = await revisions(yard, client, 1)
         _, err = await yard.rollyard("undo", "rp/demo", code=1)
         assert "rolloutpool/demo has no earlier revision" in err
+        _, err = await yard.rollyard("history", "demo", code=2)
+        assert "name an object as KIND/NAME, such as rp/demo" in err
 
         await yard.apply(client, demo={"suspend": True, "allocation": {"cpusPerTask": 7, "setup": "true"}})
         changed = await revisions(yard, client, 2)
@@ -44,8 +46,10 @@ async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> Non
         lines = (await yard.rollyard("history", "rp/demo"))[0].splitlines()
         assert [line.split()[0] for line in lines] == ["REVISION", "1", "2", "3"]
         assert [line.split("  ")[-1].strip() for line in lines[1:]] == [
-            "<unknown>", "allocation.cpusPerTask, allocation.setup", "restartedAt",
-        ]  # fmt: skip
+            "<unknown>",
+            "allocation.cpusPerTask: 1 -> 7, allocation.setup: (default) -> true",
+            f"restartedAt: (default) -> {restarted.spec.model_dump(mode='json')['restarted_at']}",
+        ]
         assert "cpusPerTask: 7" in (await yard.rollyard("history", "rp/demo", "--revision", "2"))[0]
 
         assert "template of revision 1 again" in (await yard.rollyard("undo", "rp/demo", "--to-revision", "1"))[0]

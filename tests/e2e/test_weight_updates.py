@@ -198,7 +198,7 @@ def move_back(kubeconfig: Path) -> None:
         listed = next(client.rollouts(pool="demo"))
         assert client.rollout_history(listed.id).id == listed.id
     assert ended.operation is not None
-    assert ended.operation.message.startswith("moved3 is served by 2 of 2 endpoints"), ended.operation.message
+    assert ended.operation.message.startswith("moved3 was served by 2 of 2 endpoints"), ended.operation.message
     assert "without a transfer" not in ended.operation.message
 
 
@@ -226,7 +226,7 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(served: Yard) -> 
     async with yard.client() as client:
         await yard.until(lambda: serves(client, "v2", 2))
         shown, _ = await yard.rollyard("weights", "policy")
-        assert "update to v2 complete: v2 is served by 2 of 2 endpoints" in shown
+        assert "update to v2 complete: v2 was served by 2 of 2 endpoints" in shown
         assert "update to v2 complete" in (await yard.rollyard("describe", "inferencepool", "policy"))[0]
         assert " v2 " in (await yard.rollyard("get", "inferencepools"))[0]
         v3 = other_weights(MODEL, yard.folder / "v3", amount=0.02)

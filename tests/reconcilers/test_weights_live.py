@@ -38,7 +38,7 @@ async def test_an_update_reaches_every_engine_and_is_told_from_start_to_end(yard
     assert (fact.status, fact.message) == ("True", "2 of 2 endpoints serve v7")
     started, ended = await yard.event("WeightsUpdateStarted"), await yard.event("WeightsUpdated")
     assert started.message == "v7 from path /weights/v7 on 2 endpoints, mode Drain"
-    assert ended.message.startswith("v7 is served by 2 of 2 endpoints after ")
+    assert ended.message.startswith("v7 was served by 2 of 2 endpoints after ")
     assert (await yard.update("v7", mode="Drain"))[0] == 200, "there is nothing to begin"
     _, shown = await yard.call("GET", f"{BASE}/policy/weights")
     assert shown["current"]["version"] == "v7"

@@ -39,6 +39,8 @@ from rollyard.store.evaluation_store import EvaluationResult, EvaluationTally, S
 KIND = "kind"
 """Field of a task by which statistics are grouped, beside the names of its metadata."""
 NO_VALUE = "(none)"
+VALUE_CHARS = 60
+"""Greatest length of a value in a note."""
 MAX_GROUPS = 200
 """Greatest number of groups in a view; the rest is one more group."""
 
@@ -187,7 +189,7 @@ def comparison(
         tasks=len(pairs),
         only_first=len(before) - len(pairs),
         only_second=len(after) - len(pairs),
-        notes=_notes(first[0].request, second[0].request),
+        notes=[*_notes(first[0].request, second[0].request), *_same_weights(first[1], second[1])],
         solved_at=solved_at,
         mean=_difference(compare(*_columns(pairs, _mean))),
         pass_1=_difference(compare(*_columns(pairs, lambda task: solved(task.rewards, solved_at) / len(task.rewards)))),
@@ -234,7 +236,31 @@ def _notes(first: EvaluationRequest, second: EvaluationRequest) -> list[str]:
         notes.append("the two have different sets of tasks")
     for name in ("k", "pool", "sampling", "agent", "budgets"):
         one, other = getattr(first, name), getattr(second, name)
-        if one != other:
-            shown = f": {one} and {other}" if isinstance(one, int | str) else ""
-            notes.append(f"the two have different values of `{name}`{shown}")
+        if isinstance(one, int | str):
+            notes += [_differ(name, one, other)] if one != other else []
+            continue
+        for field in type(one).model_fields:
+            if (value := getattr(one, field)) != (another := getattr(other, field)):
+                notes.append(_differ(f"{name}.{field}", value, another))
     return notes
+
+
+def _differ(name: str, one: object, other: object) -> str:
+    shown = [text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 1]}…" for text in map(_text, (one, other))]
+    return f"the two have different values of `{name}`: {shown[0]} and {shown[1]}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _same_weights(first: Sequence[EvaluationResult], second: Sequence[EvaluationResult]) -> list[str]:
+    """Return a sentence if one set of weights sampled both, whatever the names of the two say."""
+    versions = {
+        one.weights_version
+        for results in (first, second)
+        for one in results
+        if one.reward is not None and not one.repeated
+    }
+    version = versions.pop() if len(versions) == 1 else None
+    return [f"the same weights sampled both: {version}"] if version is not None else []

@@ -374,7 +374,7 @@ def _finish_if_done(weights: WeightsStatus, operation: WeightsOperation, now: da
         )
         given_up = PoolEvent("WeightsUpdateGivenUp", message, True)
         return _close_operation(weights, operation, "Failed", f"{message}. {first}", given_up, now)
-    message = f"{target.version} is served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
+    message = f"{target.version} was served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
     message += _from_folder(operation)
     event = PoolEvent("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
