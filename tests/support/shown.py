@@ -135,7 +135,8 @@ class ShownPage:
 
         async def told() -> bool:
             banner = (await self.tab.evaluate(READ))["banner"]
-            return re.search(r"Slurm's queue is (unknown|in doubt) since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \(", banner) is not None
+            said = r"Slurm's queue is (unknown|in doubt) since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \("
+            return re.search(said, banner) is not None
 
         await until(told, SECONDS, seen=lambda: self.tab.evaluate("document.body.innerText"))
 
