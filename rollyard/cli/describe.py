@@ -25,7 +25,7 @@ from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import age
 from rollyard.kinds.values.job_state import JobState
-from rollyard.reconcilers.renewal import planned_renewal
+from rollyard.reconcilers.renewal import RenewalTime, planned_renewal, surge_holder
 
 
 @click.command()
@@ -93,10 +93,20 @@ async def _succession(client: AsyncClient, allocation: Allocation, others: Seque
     siblings = [a for a in others if a.spec.pool.uid == allocation.spec.pool.uid]
     pool = await client.get(allocation.owner)
     if isinstance(pool, Pool) and (planned := planned_renewal(pool, siblings, name)) is not None:
-        lines.append(
-            f"Successor:  planned; submitted about {as_text(planned.submit_at)}, takes over about {as_text(planned.retire_at)}"
-        )
+        lines.append(f"Successor:  planned; {_when_submitted(planned, surge_holder(pool, siblings))}")
     return lines
+
+
+def _when_submitted(planned: RenewalTime, holder: Allocation | None) -> str:
+    """`holder`: successor of another allocation that has to start first."""
+    if holder is not None:
+        start, name = holder.status.start_time, holder.metadata.name
+        if start is None:
+            return f"submitted after {name}, which takes the place of spec.renewal.maxSurge; Slurm expects it at no time yet"
+        if start.timestamp() > planned.submit_at:
+            expected = as_text(start.timestamp())
+            return f"submitted after {name}, which takes the place of spec.renewal.maxSurge; Slurm expects it at {expected}"
+    return f"submitted about {as_text(planned.submit_at)}, takes over about {as_text(planned.retire_at)}"
 
 
 def _lines(obj: KindObject, owned: list[Allocation], events: list[Event], sandboxes: list[str]) -> list[str]:

@@ -30,6 +30,8 @@ KEPT_ENDED = 3
 """Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
 """If a member that served is suspended or silent for this many seconds, the pool replaces this member."""
+MAX_NAMED = 5
+"""Greatest number of allocations that a message names."""
 STUCK_SECONDS = 30.0
 """Seconds after which a successor without a start time from Slurm counts as late."""
 
@@ -316,13 +318,26 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
         found = _late_successor(pool, old, successor, now)
         if found is not None:
             why, gap = found
-            return Reason(why.word, _gap(old, f"its successor {successor.name} waits: {why.message}", gap))
+            words = _gap(old, f"its successor {successor.name} waits: {why.message}", gap)
+            return Reason(why.word, f"{words}{_held_up(view, old, gap)}")
     if not failed:
         return None
     due = {name for name, turn in _renewal_times(view).items() if turn.submit_at <= now}
     for old in (m for m in view.counted if m.name in due):
         return Reason("SuccessorFails", _gap(old, f"its successor {failed}", startup_seconds(pool)))
     return None
+
+
+def _held_up(view: _PoolMembers, old: Member, gap: float) -> str:
+    """Text about the members that end during the gap of `old`, and whose successors wait for a free place of `maxSurge`."""
+    assert old.ends is not None
+    if len(view.pairs) < view.pool.spec.renewal.max_surge:
+        return ""
+    names = sorted(m.name for m in view.counted if m.ends is not None and m.ends <= old.ends + gap)
+    if not names:
+        return ""
+    shown = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} others" if len(names) > MAX_NAMED else "")
+    return f"; {shown} end{'s' if len(names) == 1 else ''} meanwhile too, and maxSurge lets no more successors be submitted"
 
 
 def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[Reason, float] | None:

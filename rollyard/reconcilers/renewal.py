@@ -9,6 +9,7 @@ the old allocation's retire time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -82,6 +83,19 @@ def planned_renewal(pool: Pool, allocations: Iterable[Allocation], name: str) ->
     if pool.spec.allocation.within is not None or pool.spec.suspend or name not in {other for _, other in ends}:
         return None
     return dict(zip((n for _, n in ends), renewal_times(pool, [end for end, _ in ends]), strict=True))[name]
+
+
+def surge_holder(pool: Pool, allocations: Iterable[Allocation]) -> Allocation | None:
+    """Return the pending successor that takes the last place of `maxSurge`, the first one to start; None if there is a free
+    place, or if no such successor is pending. `allocations`: of the pool."""
+    present = {a.metadata.name: a for a in allocations if not a.status.is_ended}
+    successors = [a for a in present.values() if a.spec.successor_of in present]
+    pending = [a for a in successors if a.status.job_state == JobState.PENDING]
+    if len(successors) < pool.spec.renewal.max_surge:
+        return None
+    return min(
+        pending, key=lambda a: a.status.start_time.timestamp() if a.status.start_time else math.inf, default=None
+    )
 
 
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:

@@ -21,6 +21,7 @@ from rollyard.reconcilers.renewal import (
     learn_startup,
     planned_renewal,
     startup_seconds,
+    surge_holder,
 )
 from tests.support import make
 
@@ -169,7 +170,16 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
     found = blocked(pool(), [old, late], NOW)
     assert found is not None
     assert found[0] == "QueueTooLong"
-    assert "expected gap: about 400 s" in found[1]
+    assert found[1].endswith("expected gap: about 400 s")
+    others = [member(2, 250), member(3, 300), member(4, 3000)]
+    found = blocked(pool(), [old, late, *others], NOW)
+    assert found is not None
+    assert found[1].endswith(
+        "; policy-2, policy-3 end meanwhile too, and maxSurge lets no more successors be submitted"
+    )
+    present = [m.allocation for m in (old, late, *others)]
+    assert surge_holder(pool(), present) is late.allocation
+    assert surge_holder(pool(surge=2), present) is None, "a place is free"
 
 
 def test_a_successor_without_a_start_time_is_told_once_slurm_had_time_or_none_is_left() -> None:
