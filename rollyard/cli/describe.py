@@ -27,6 +27,9 @@ from rollyard.kinds.schema.columns import age
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.renewal import RenewalTime, planned_renewal, surge_holder
 
+WAITING_READ = 1000
+"""Greatest number of queued rollouts whose reasons are read."""
+
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
@@ -46,7 +49,7 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
             *(a.metadata.uid for a in owned),
         }  # not by name: a deleted object may have had the same name
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
-        extra = [*await _pool_work(client, obj), *await _missing_images(client, obj)]
+        extra = [*await _pool_work(client, obj), *await _waiting(client, obj), *await _missing_images(client, obj)]
         found = [a for a in allocations if isinstance(a, Allocation)]
         lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp), extra)
         if isinstance(obj, Allocation):
@@ -67,6 +70,25 @@ async def _pool_work(client: AsyncClient, obj: KindObject) -> list[str]:
                 f"Saved work: turns {size(saved.turns)}, snapshots {size(saved.snapshots)}, of rollouts in RUN"
             )
     return lines
+
+
+async def _waiting(client: AsyncClient, obj: KindObject) -> list[str]:
+    """Return lines with the reasons for which a RolloutPool's queued rollouts wait, the most frequent first."""
+    if not isinstance(obj, RolloutPool):
+        return []
+    found: dict[str, list[str]] = {}
+    read = 0
+    queued = client.rollouts(obj.metadata.namespace, pool=obj.metadata.name, status=["Queued"], limit=WAITING_READ)
+    async for view in queued:
+        read += 1
+        if view.waiting is not None:
+            found.setdefault(view.waiting.word, []).append(f"{view.id}: {' '.join(view.waiting.message.split())}")
+    if not found:
+        return []
+    rows = [["REASON", "ROLLOUTS", "THE FIRST OF THEM"]]
+    rows += [[word, str(len(some)), some[0]] for word, some in sorted(found.items(), key=lambda one: -len(one[1]))]
+    more = f" (the first {WAITING_READ} alone)" if read == WAITING_READ else ""
+    return [f"Queued rollouts wait for{more}:", *_indented(align(rows))]
 
 
 async def _missing_images(client: AsyncClient, obj: KindObject) -> list[str]:

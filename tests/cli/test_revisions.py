@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from tests.support.yard import Yard
 from tests.support.yard import yard as yard
@@ -30,6 +31,12 @@ async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> Non
         first = await revisions(yard, client, 1)
         _, err = await yard.rollyard("undo", "rp/demo", code=1)
         assert "rolloutpool/demo has no earlier revision" in err
+        task = Task.model_validate({"kind": "math", "problem": "1 + 1?", "answer": "2"})
+        (id,) = await client.submit([RolloutRequest(pool="demo", task=task)])
+        described, _ = await yard.rollyard("describe", "rp/demo")
+        waits = described.partition("Queued rollouts wait for:")[2].splitlines()[2]
+        assert waits.split()[:3] == ["PoolSuspended", "1", f"{id}:"]
+        await client.cancel(id)
         _, err = await yard.rollyard("history", "demo", code=2)
         assert "name an object as KIND/NAME, such as rp/demo" in err
 
@@ -47,7 +54,7 @@ async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> Non
         assert [line.split()[0] for line in lines] == ["REVISION", "1", "2", "3"]
         assert [line.split("  ")[-1].strip() for line in lines[1:]] == [
             "<unknown>",
-            "allocation.cpusPerTask: 1 -> 7, allocation.setup: (default) -> true",
+            "allocation.cpusPerTask: (default) -> 7, allocation.setup: (default) -> true",
             f"restartedAt: (default) -> {restarted.spec.model_dump(mode='json')['restarted_at']}",
         ]
         assert "cpusPerTask: 7" in (await yard.rollyard("history", "rp/demo", "--revision", "2"))[0]
