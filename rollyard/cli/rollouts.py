@@ -26,6 +26,7 @@ from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_lists import cell, list_, summary, top
 from rollyard.cli.rollout_profile import profile
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
+from rollyard.cli.rollout_tokens import tokens
 from rollyard.cli.rollout_turns import break_counts, break_lines, call_lines, result_lines
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
@@ -162,7 +163,7 @@ def rollouts() -> None:
     """Show, fork or cancel rollouts, and save their snapshots."""
 
 
-for command in (list_, top, summary, profile):
+for command in (list_, top, summary, profile, tokens):
     rollouts.add_command(command)
 
 
