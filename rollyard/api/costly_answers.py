@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,10 +26,16 @@ WAIT_SECONDS = 60.0
 RETRY_SECONDS = (2, 10)
 """Shortest and longest time that a refusal names, so that requests refused at one moment do not return at one moment."""
 
+SWITCH_SECONDS = 0.0005
+"""Time for which a thread that makes an answer may keep the interpreter while the event loop wants it. At each system call the
+loop waits again, and Python's own 5 ms would add up to seconds (`bench.hostile`). Without costly answers such short times would
+only cost: a quarter of the CPU time of a null rollout."""
+
 
 class Turns:
     def __init__(self, at_once: int = AT_ONCE) -> None:
-        self._free = at_once
+        self._free = self._all = at_once
+        self._usual_switch = sys.getswitchinterval()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Caller -> its requests that wait, in order. The first caller has waited the longest since its last turn."""
 
@@ -42,6 +49,7 @@ class Turns:
         """Wait for a turn, and hold it within the block. Raises Unavailable if too many wait, or after WAIT_SECONDS."""
         if self._free:
             self._free -= 1
+            sys.setswitchinterval(SWITCH_SECONDS)
         else:
             await self._wait(caller)
         try:
@@ -86,6 +94,8 @@ class Turns:
                 turn.set_result(None)
                 return
         self._free += 1
+        if self._free == self._all:
+            sys.setswitchinterval(self._usual_switch)
 
 
 def _refusal(why: str) -> Unavailable:

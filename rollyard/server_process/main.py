@@ -50,9 +50,6 @@ EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
 STOP_SECONDS = 5.0
 EPOCH_CHECK_SECONDS = 1.0
-SWITCH_SECONDS = 0.0005
-"""Time for which a thread that makes an answer may keep the interpreter while the event loop wants it: at each system call it
-waits again, and Python's 5 ms would add up to seconds (`bench.hostile`)."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -87,7 +84,6 @@ def run(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Return the exit status: 0 after a signal, 3
     if another server has taken the data folder, 1 after another RollyardError. Other exceptions are raised."""
     keep_freed_memory()
-    sys.setswitchinterval(SWITCH_SECONDS)
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one at a time, so threads only add costs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning about missing PyTorch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -27,6 +28,15 @@ async def test_callers_take_turns() -> None:
         for caller in ("many", "many", "many", "many", "few", "other", "few"):
             tasks.create_task(hold(turns, caller, order))
     assert order == ["many", "many", "few", "other", "many", "few", "many"]
+
+
+async def test_threads_give_the_interpreter_back_sooner_while_costly_answers_are_made() -> None:
+    turns, usual = Turns(2), sys.getswitchinterval()
+    async with turns.take("a"):
+        async with turns.take("b"):
+            assert sys.getswitchinterval() == pytest.approx(costly_answers.SWITCH_SECONDS)
+        assert sys.getswitchinterval() < usual
+    assert sys.getswitchinterval() == usual
 
 
 async def test_a_caller_with_too_many_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
