@@ -6,6 +6,7 @@ import { Conditions } from './conditions.js';
 import { Events, newest } from './events.js';
 import { UNKNOWN } from './format.js';
 import { live, object } from './live.js';
+import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
 import { link, namespaceOf, ns } from './route.js';
@@ -25,7 +26,10 @@ export function Allocation({ route }) {
   const gone = usePoll(live.listed && !found ? url('/v1/allocations/history', { namespace, since: Math.floor(Date.now() / 1000 / DAY) * DAY - 30 * DAY, limit: 5000 }) : null);
   const old = gone.data?.allocations?.find((/** @type {any} */ a) => a.name === name);
   const span = found ? spanOf(found) : old && spanOfEnded(old);
-  if (!span) return html`<h1><span class="kind">Allocation</span> ${name}</h1><p class="empty">${!live.listed ? 'Reading the allocations …' : gone.data === undefined && !gone.error ? 'Looking among the ended allocations …' : `The server knows no allocation ${name} in the namespace ${namespace}, also not among those that ended within 30 days.`}</p>`;
+  if (!span) {
+    return html`<h1><span class="kind">Allocation</span> ${name}</h1>${!live.listed ? html`<p class="empty">Reading the allocations …</p>`
+      : html`<${Loaded} of=${gone} what="ended allocations">${() => html`<p class="empty">The server knows no allocation ${name} in the namespace ${namespace}, also not among those that ended within 30 days.</p>`}<//>`}`;
+  }
   const pool = object(span.poolKind, namespace, span.pool);
   const successor = [...live.kinds.Allocation.values()].find((a) => a.spec.successorOf === name && a.metadata.namespace === namespace);
   const at = { ns: ns(namespace) };

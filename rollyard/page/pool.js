@@ -6,7 +6,7 @@ import { Conditions, PoolMark, readyCount } from './conditions.js';
 import { Events, newest } from './events.js';
 import { count, decimal, duration, UNKNOWN, unix } from './format.js';
 import { live, object, objects } from './live.js';
-import { Loaded, Missed } from './loaded.js';
+import { Loaded } from './loaded.js';
 import { usePoll } from './poll.js';
 import { PoolHistory } from './pool_history.js';
 import { Profile } from './profile.js';
@@ -26,7 +26,9 @@ export function Pool({ route }) {
   const pool = live.kinds[kind] && object(kind, namespace, name);
   const top = usePoll(pool ? `${OBJECTS}/namespaces/${encodeURIComponent(namespace)}/top` : null, 4);
   if (!pool) {
-    return html`<h1><span class="kind">Pool</span> ${name}</h1><p class="empty">${live.listed ? `There is no ${kind} ${name} in the namespace ${namespace}. It was deleted, or the address is wrong.` : 'Reading the pools …'}</p>`;
+    return html`<h1><span class="kind">Pool</span> ${name}</h1>${!live.listed ? html`<p class="empty">Reading the pools …</p>`
+      : !live.connected ? html`<p class="dim" role="status">Not known: ${kind} ${name}.</p>`
+      : html`<p class="empty">There is no ${kind} ${name} in the namespace ${namespace}. It was deleted, or the address is wrong.</p>`}`;
   }
   const owned = objects('Allocation', namespace).filter((a) => a.spec.pool.uid === pool.metadata.uid);
   const about = new Set([pool.metadata.uid, ...owned.map((a) => a.metadata.uid)]);
@@ -70,7 +72,7 @@ function roles(pool, namespace) {
 function Stages({ pool, now, top }) {
   const rows = ['INIT', 'RUN', 'EVAL'].map((stage) => ({ stage, spec: pool.spec.stages?.[stage.toLowerCase()], ...(now?.stages?.[stage] ?? {}) }));
   const boxes = now?.sandboxes;
-  return html`<section><h2>Stages</h2><${Missed} of=${top} what="load" />
+  return html`<section><h2>Stages</h2><${Loaded} of=${top} what="load">${() => null}<//>
     <${Table} caption="Stages" fit rows=${rows} keyOf=${(/** @type {any} */ r) => r.stage} columns=${[
       { head: 'Stage', main: true, cell: (/** @type {any} */ r) => r.stage },
       { head: 'Queued', figure: true, cell: (/** @type {any} */ r) => count(r.queued) },

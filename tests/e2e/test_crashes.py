@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -17,6 +18,7 @@ from rollyard.core.errors import Unavailable
 from rollyard.core.failpoints import POOL_POINTS
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.trajectory import Trajectory
+from tests.support.shown import ShownPage, shown_page
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
 pytestmark = pytest.mark.slow(100)
@@ -38,12 +40,24 @@ async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
         await end(yard)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def whole(begun: tuple[Yard, AsyncClient]) -> tuple[Yard, AsyncClient]:
-    """Shared by the tests after which all is whole again."""
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def page(begun: tuple[Yard, AsyncClient]) -> AsyncIterator[ShownPage | None]:
+    """The page, open while processes are killed; None if there is no browser."""
     yard, client = begun
     await yard.ready(client)
-    return begun
+    async with shown_page(yard) as shown:
+        yield shown
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def whole(begun: tuple[Yard, AsyncClient], page: ShownPage | None) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    """Shared by the tests after which all is whole again, and the page shows it."""
+    yard, client = begun
+    await yard.ready(client)
+    yield begun
+    await yard.ready(client)
+    if page is not None:
+        await page.is_true()
 
 
 def jobs(replicas: int) -> dict[str, dict[str, Any]]:
@@ -89,7 +103,7 @@ def assert_scored(trajectories: list[Trajectory]) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_nothing(
-    whole: tuple[Yard, AsyncClient],
+    whole: tuple[Yard, AsyncClient], page: ShownPage | None
 ) -> None:
     yard, client = whole
     before = {(job.id, job.start_time) for job in await yard.jobs()}
@@ -97,6 +111,8 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
     assert len(ids) == 6
     was = endpoint(yard.data)
     yard.kill()
+    if page is not None:
+        await page.says_not_connected(time.time())
     yard.start_elsewhere()
     assert endpoint(yard.data) != was
     trajectories = await yard.gather(client, ids)
@@ -184,11 +200,14 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
 ) -> None:
     """At every failpoint. Each server continues where the one before was killed, and gets one replica more to make."""
     yard = Yard(tmp_path_factory.mktemp("yard"))
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(end, yard)
+        page: ShownPage | None = None
         for number, point in enumerate(UP):
             yard.start(crash_at=point)
+            page = page or await stack.enter_async_context(shown_page(yard))
             async with yard.client() as client:
-                await killed(yard, yard.apply(client, **jobs(2 + number)))
+                await killed(yard, yard.apply(client, **jobs(2 + number)), page)
         yard.start()
         async with yard.client() as client:
             replicas = 2 + len(UP)
@@ -197,22 +216,24 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
             made = await yard.jobs(live=False)
             assert len(made) == 1 + replicas, "none was made twice, not even for a moment"
             assert {a.status.job_id for a in await yard.allocations(client)} == {job.id for job in made}
+            if page is not None:
+                await page.is_true()
         yard.stop()
 
         for point in DOWN:
             yard.start(crash_at=point)
             async with yard.client() as client:
-                await killed(yard, yard.delete_pools(client))
+                await killed(yard, yard.delete_pools(client), page)
         yard.start()
         async with yard.client() as client:
             await yard.delete_pools(client)
             await yard.until(lambda: yard.nothing_left(client))
-    finally:
-        await end(yard)
+            if page is not None:
+                await page.says_nothing_is_left()
 
 
-async def killed(yard: Yard, asked: Coroutine[Any, Any, None]) -> None:
-    """Ask, and wait until the failpoint has killed the server. It may die before all is asked."""
+async def killed(yard: Yard, asked: Coroutine[Any, Any, None], page: ShownPage | None) -> None:
+    """Ask, and wait until the failpoint has killed the server, and the page says so. It may die before all is asked."""
     assert yard.server is not None
     asking = asyncio.create_task(asked)
     try:
@@ -221,6 +242,8 @@ async def killed(yard: Yard, asked: Coroutine[Any, Any, None]) -> None:
         asking.cancel()
         with contextlib.suppress(asyncio.CancelledError, Unavailable):
             await asking
+    if page is not None:
+        await page.says_not_connected(time.time())
     yard.stop()
 
 

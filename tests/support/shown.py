@@ -1,4 +1,4 @@
-"""The page's text in a real browser, compared with Slurm's queue, the process table and the store.
+"""The page's text in a real browser, compared with Slurm's queue, accounting, the process table and the store.
 
 Each comparison waits until both sides agree, because the page follows the world by a moment. What is never true for long
 enough fails, with the differences.
@@ -6,15 +6,11 @@ enough fails, with the differences.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
-import sqlite3
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -23,8 +19,8 @@ from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.values.job_state import JobState
 from rollyard.page_proxy.main import listen
 from tests.support.browser import Tab, chromium
-from tests.support.cluster import Cluster
 from tests.support.until import until
+from tests.support.world import COUNTS, Account, World, is_live, read_world
 from tests.support.yard import Yard
 
 UNKNOWN = "–"
@@ -33,9 +29,13 @@ CLOCK_SECONDS = 3.0
 """Greatest difference of two times that count as equal: Slurm's are whole seconds."""
 KEEP_ALIVE_SECONDS = 12.0
 """Longest silence of a live stream, and some more."""
-QUEUE = ("JobArrayID", "Comment", "State", "Reason", "EndTime", "NodeList")
-PROCESSES = {"RolloutPool": "node-agent", "InferencePool": "inference-server"}
-COUNTS = ("Queued", "INIT", "RUN", "EVAL", "Completed", "Truncated", "Failed", "InfraFailed", "Cancelled")
+AWAY_SECONDS = 600.0
+"""Longest time for which a fault of Slurm lasts in a test."""
+ZONE, ZONE_TIME = "Asia/Kolkata", timezone(timedelta(hours=5.5))
+"""The browser's zone, which is neither Slurm's nor this machine's."""
+ENDED_BY_ITSELF = ("COMPLETED", "FAILED")
+SHORT = {"RolloutPool": "rp", "InferencePool": "ip"}
+POOLS = (("RolloutPool", "demo"), ("InferencePool", "policy"))
 READ = r"""(() => {
   const text = (node) => {
     const copy = node.cloneNode(true);
@@ -56,39 +56,18 @@ READ = r"""(() => {
     problems: [...document.querySelectorAll('main .problem')].map(text),
     facts: Object.fromEntries([...document.querySelectorAll('main .facts > div')].map((pair) => [...pair.children].map(text))),
     tables,
+    unknown: [...document.querySelectorAll('main [role=status]')].map(text).filter((said) => /not known/i.test(said)),
     reading: /Reading [^.]* …/.test(document.querySelector('main').textContent),
   };
 })()"""
 """Script that returns all of the page's text that this module compares. A time is read as ISO text."""
 
 
-@dataclass(frozen=True)
-class QueuedJob:
-    """A job of ours as squeue shows it."""
-
-    state: str
-    reason: str
-    end: float | None
-    node: str
-
-
-@dataclass
-class World:
-    """Jobs, processes and stored counts as they really are."""
-
-    jobs: Mapping[str, QueuedJob]
-    agents: Mapping[str, set[str]]
-    """Kind of pool -> names of the allocations whose process lives."""
-    counts: Mapping[str, int]
-    """Word of the page -> number of rollouts in the store."""
-    draining: set[str] = field(default_factory=set)
-
-
 class ShownPage:
-    """A tab that stays open while the server and the cluster have faults."""
+    """A tab that stays open while processes are killed and the cluster has faults."""
 
-    def __init__(self, tab: Tab, page: str, yard: Yard, cluster: Cluster) -> None:
-        self.tab, self.page, self.yard, self.cluster = tab, page, yard, cluster
+    def __init__(self, tab: Tab, page: str, yard: Yard) -> None:
+        self.tab, self.page, self.yard = tab, page, yard
 
     async def read(self, address: str) -> dict[str, Any]:
         """Open a view and return its text, once nothing of it is being read."""
@@ -113,32 +92,64 @@ class ShownPage:
         await until(agrees, SECONDS, least=0.3, seen=lambda: "\n".join(seen))
 
     async def differences(self) -> list[str]:
-        world = await self._world()
+        world = await read_world(self.yard)
         overview, allocations = await self.read("#/overview"), await self.read("#/allocations")
         servers = await self.read("#/servers")
         found = [*_connection(overview), *_allocations(allocations, world), *_overview(overview, world)]
-        found += _servers(servers, world)
-        return found if (await self._world()).jobs == world.jobs else [*found, "the queue has changed meanwhile"]
+        found += [*_servers(servers, world), *_accounts(allocations, world)]
+        if found:  # it is compared again anyway, and each view takes time
+            return found
+        for kind, name in POOLS:
+            found += _pool(await self.read(f"#/pools/{kind}/{name}"), allocations, world, kind, name)
+        if world.rollout is not None:
+            found += _rollout(await self.read(f"#/rollouts/{world.rollout['id']}?view=history"), world.rollout)
+        return (
+            found if (await read_world(self.yard)).jobs == world.jobs else [*found, "the queue has changed meanwhile"]
+        )
 
     async def says_not_connected(self, since: float) -> None:
-        """Wait until the page says that the server is away, and since when. `since`: Unix time of the server's end."""
+        """Wait until the page says that the server is away, and since when; also the views that it opens only now.
+
+        `since`: Unix time of the server's end.
+        """
 
         async def told() -> bool:
             banner = (await self.tab.evaluate(READ))["banner"]
-            found = re.search(r"Not connected since (\d\d:\d\d:\d\d): ", banner)
+            found = re.search(r"Not connected since (?:\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d): ", banner)
             return found is not None and -KEEP_ALIVE_SECONDS < _later(found[1], since) < CLOCK_SECONDS
 
         await until(told, SECONDS, seen=lambda: self.tab.evaluate("document.querySelector('.banner')?.textContent"))
+        views = {
+            "#/rollouts/never-read": {"rollout"},
+            "#/allocations/never-read": {"ended allocations"},
+            "#/pools/RolloutPool/demo": {"load", "RolloutPool demo"},  # the pool itself if the page never heard of it
+        }
+        for address, unknown in views.items():
+
+            async def not_known(address: str = address, unknown: set[str] = unknown) -> bool:
+                shown = await self.read(address)
+                said = {f"Not known: {what}." for what in unknown}
+                return not said.isdisjoint(shown["unknown"]) and "Not connected since" in shown["banner"]
+
+            await until(not_known, SECONDS, seen=lambda: self.tab.evaluate("document.body.innerText"))
 
     async def says_slurm_is_away(self) -> None:
         """Wait until the page says on each view that Slurm's queue is not known, and since when."""
 
         async def told() -> bool:
             banner = (await self.tab.evaluate(READ))["banner"]
-            said = r"Slurm's queue is (unknown|in doubt) since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \("
-            return re.search(said, banner) is not None
+            found = re.search(
+                r"Slurm's queue is (?:unknown|in doubt) since (?:\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d) \(", banner
+            )
+            now = datetime.now(ZONE_TIME).timestamp()
+            return found is not None and -AWAY_SECONDS < _later(found[1], now) < CLOCK_SECONDS
 
         await until(told, SECONDS, seen=lambda: self.tab.evaluate("document.body.innerText"))
+
+    async def says_nothing_is_left(self) -> None:
+        """Wait until the page shows that there is no pool."""
+        await self.read("#/overview")
+        await self.tab.until("document.querySelector('main .empty')?.textContent.includes('has no pool yet')")
 
     async def says(self, allocation: str, state: str) -> None:
         """Wait until the page shows this state of an allocation."""
@@ -148,11 +159,6 @@ class ShownPage:
             return {row["State"] for row in rows if row["Allocation"] == allocation} == {state}
 
         await until(told, SECONDS, least=0.3, seen=lambda: self.tab.evaluate("document.body.innerText"))
-
-    async def _world(self) -> World:
-        jobs = await asyncio.to_thread(_squeue, self.cluster)
-        agents = {kind: _names(self.yard, word) for kind, word in PROCESSES.items()}
-        return World(jobs, agents, await asyncio.to_thread(_counts, self.yard.data / "rollyard.db"))
 
 
 def _connection(shown: Mapping[str, Any]) -> list[str]:
@@ -164,7 +170,7 @@ def _allocations(shown: Mapping[str, Any], world: World) -> list[str]:
     """Differences between the table of allocations, squeue and the process table."""
     rows: Sequence[Mapping[str, str]] = shown["tables"].get("Allocations", [])
     live = {row["Job"]: row for row in rows if row["State"] not in ("ended", "failed")}
-    queue = {id: job for id, job in world.jobs.items() if not JobState(job.state).ended}
+    queue = {id: job for id, job in world.jobs.items() if is_live(job)}
     found = []
     if live.keys() != queue.keys():
         found.append(f"live jobs: shown {sorted(live)}, in the queue {sorted(queue)}")
@@ -214,35 +220,78 @@ def _servers(shown: Mapping[str, Any], world: World) -> list[str]:
     return [f"model servers shown as Ready without a process: {sorted(lacking)}"] if lacking else []
 
 
-def _squeue(cluster: Cluster) -> dict[str, QueuedJob]:
-    fields = ",".join(f"{name}:~|~" for name in QUEUE)
-    lines = cluster.run("env", "TZ=UTC", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-r", "-t", "all", "-O", fields)
-    found = {}
-    for line in lines.splitlines():
-        id, comment, state, reason, end, node = (part.strip() for part in line.split("~|~")[: len(QUEUE)])
-        if comment.startswith("rollyard:") and not comment.startswith("rollyard:another:"):
-            at = None if end in ("N/A", "Unknown", "") else datetime.fromisoformat(end).replace(tzinfo=UTC).timestamp()
-            found[id] = QueuedJob(state, "" if reason in ("None", "(null)") else reason, at, node)
+def _accounts(shown: Mapping[str, Any], world: World) -> list[str]:
+    """Differences between the ended allocations and accounting, which names each end in its own words."""
+    found = []
+    for row in shown["tables"].get("Allocations", []) if world.accounts is not None else []:
+        has_end = row["State"] in ("ended", "failed") and row["Slurm says"] != "no longer knows it"
+        runs = (world.accounts or {}).get(row["Job"], [])
+        if has_end and row["Job"] != UNKNOWN and not any(_is_run(row, run) for run in runs):
+            found.append(f"{row['Allocation']}: shown {row}, in accounting {runs}")
     return found
 
 
-def _names(yard: Yard, word: str) -> set[str]:
-    """Names of the allocations whose node agent or model server lives."""
-    found = set()
-    for pid in yard.processes(word, "--allocation"):
-        with contextlib.suppress(OSError, ValueError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            found.add(Path(words[words.index("--allocation") + 1]).name.partition(".")[2])  # NAMESPACE.NAME
-    return found
+def _is_run(row: Mapping[str, str], run: Account) -> bool:
+    """Return whether an ended allocation is shown as accounting has this run."""
+    code = re.search(r" \(exit code (\d+)\)$", row["Reason"])
+    # accounting has 0 for a job that Slurm itself ended by a signal
+    same_code = run.exit_code == (int(code[1]) if code else 0) or run.state not in ENDED_BY_ITSELF
+    same_end = run.end is not None and abs(_unix(row["Ends"].removeprefix("before ")) - run.end) <= CLOCK_SECONDS
+    # a run that was ended while it waited to run again has no entry of its own
+    same_state = row["Slurm says"] == run.state or (run.state == "REQUEUED" and row["Reason"].startswith("requeued"))
+    return same_state and row["Node"] == run.node and same_code and same_end
 
 
-def _counts(database: Path) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)) as db:
-        query = "SELECT status, stage, count(*) FROM rollouts WHERE namespace = 'default' GROUP BY status, stage"
-        for status, stage, number in db.execute(query):
-            found[stage if status == "Running" else status] += number
-    return {word: found[word] for word in COUNTS}
+def _pool(shown: Mapping[str, Any], allocations: Mapping[str, Any], world: World, kind: str, name: str) -> list[str]:
+    """Differences between a pool's own view and the world. `allocations`: the view of all allocations."""
+    prefix = f"{name}-{SHORT[kind]}-"
+    own = {row["Job"] for row in allocations["tables"].get("Allocations", []) if row["Allocation"].startswith(prefix)}
+    jobs = {id: job for id, job in world.jobs.items() if id in own}
+    found = _allocations(shown, replace(world, jobs=jobs))
+    stored = world.conditions.get((kind, name), {})
+    conditions = {row["Condition"]: (row["Status"], row["Reason"]) for row in shown["tables"].get("Conditions", [])}
+    if conditions != stored:
+        found.append(f"conditions: shown {conditions}, in the store {stored}")
+    if "Ready" in stored and shown["facts"].get("State") != (
+        "Ready" if stored["Ready"][0] == "True" else stored["Ready"][1]
+    ):
+        found.append(f"state: shown {shown['facts'].get('State')}, in the store {stored['Ready']}")
+    processes = {one for one in world.agents[kind] if one.startswith(prefix)}
+    if int(shown["facts"].get("Ready", "0")) > len(processes):
+        found.append(f"{shown['facts']['Ready']} shown as ready, processes of {sorted(processes)}")
+    for row in shown["tables"].get("Stages", []):
+        if row["In flight"] != str(world.counts[row["Stage"]]):
+            found.append(
+                f"{row['Stage']}: shown {row['In flight']} in flight, in the store {world.counts[row['Stage']]}"
+            )
+    if kind == "RolloutPool":
+        queued = [row["Queued"] for row in shown["tables"].get("Stages", [])]
+        if not all(word.isdigit() for word in queued) or sum(map(int, queued)) != world.counts["Queued"]:
+            found.append(f"queued: shown {queued}, in the store {world.counts['Queued']}")
+    return [f"{kind} {name}: {one}" for one in [*found, *shown["unknown"]]]
+
+
+def _rollout(shown: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+    """Differences between a rollout's own view and its row in the store."""
+    facts, ended = shown["facts"], row["finished_at"] is not None
+    right = {
+        "Status": row["status"] if ended else f"{row['status']} in {row['stage']}",
+        "Reward": UNKNOWN if row["reward"] is None else f"{row['reward']:.4g}",
+        "Pool": row["pool"],
+        "Node": row["node"] or UNKNOWN,
+        **({} if row["turns"] is None else {"Turns": str(row["turns"])}),
+    }
+    found = [
+        f"{word} is shown as {facts.get(word)}, in the store {r}" for word, r in right.items() if facts.get(word) != r
+    ]
+    if not re.match(rf"{row['attempt']}\b", facts.get("Attempt", "")):
+        found.append(f"attempt {facts.get('Attempt')}, in the store {row['attempt']}")
+    if (facts.get("Ended") != UNKNOWN) != ended or (ended and abs(_unix(facts["Ended"]) - row["finished_at"]) > 1):
+        found.append(f"the end is shown as {facts.get('Ended')}, in the store {row['finished_at']}")
+    entries = 1 + sum(not line.isdigit() for line in row["history"].splitlines())  # the first is not stored
+    if (lines := len(shown["tables"].get("History", []))) != entries:
+        found.append(f"{lines} entries of the history, in the store {entries}")
+    return [f"rollout {row['id']}: {one}" for one in [*found, *shown["unknown"]]]
 
 
 def _unix(text: str) -> float:
@@ -250,8 +299,9 @@ def _unix(text: str) -> float:
 
 
 def _later(time_of_day: str, since: float) -> float:
-    """Seconds from `since` to a time of day in this machine's zone."""
-    at = datetime.combine(datetime.fromtimestamp(since).date(), datetime.strptime(time_of_day, "%H:%M:%S").time())
+    """Seconds from `since` to a time of day in the browser's zone."""
+    day = datetime.fromtimestamp(since, ZONE_TIME).date()
+    at = datetime.combine(day, datetime.strptime(time_of_day, "%H:%M:%S").time(), ZONE_TIME)
     return (at.timestamp() - since + 43200) % 86400 - 43200
 
 
@@ -273,7 +323,9 @@ async def page_tab(yard: Yard) -> AsyncIterator[tuple[Tab, str] | None]:
 
 
 @contextlib.asynccontextmanager
-async def shown_page(yard: Yard, cluster: Cluster) -> AsyncIterator[ShownPage | None]:
-    """Open the page, to compare it with the cluster. Yield None if no browser can be had."""
+async def shown_page(yard: Yard) -> AsyncIterator[ShownPage | None]:
+    """Open the page, to compare it with the world. Yield None if no browser can be had."""
     async with page_tab(yard) as opened:
-        yield ShownPage(*opened, yard, cluster) if opened is not None else None
+        if opened is not None:
+            await opened[0].call("Emulation.setTimezoneOverride", timezoneId=ZONE)
+        yield ShownPage(*opened, yard) if opened is not None else None

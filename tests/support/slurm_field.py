@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -108,7 +109,7 @@ class Field:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Keep the page open in a browser, so that what it shows is compared after each fault."""
-        async with shown_page(self.yard, self.cluster) as self.page:
+        async with shown_page(self.yard) as self.page:
             yield
         self.page = None
 
@@ -135,7 +136,11 @@ class Field:
             await self.page.is_true()
 
     async def shown_as_away(self) -> None:
-        """The page says that Slurm's queue is not known, and since when."""
+        """The page and the command line say that Slurm's queue is not known, and since when."""
+        _, said = await self.yard.rollyard("get", "allocations")
+        assert re.fullmatch(r"Warning: Slurm's queue is (unknown|in doubt) since 20[^;]* UTC .*before that\n", said), (
+            said
+        )
         if self.page is not None:
             await self.page.says_slurm_is_away()
 
