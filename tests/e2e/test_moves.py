@@ -19,6 +19,7 @@ from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.trajectory import Trajectory
 from tests.support.file_work import file_turns, files_after, files_in, stem_task
 from tests.support.scripted_engine import SAMPLED, digest, scripted_pool
@@ -32,10 +33,12 @@ MOST = 200
 """Greatest number of rollouts of each pool."""
 POOLS = ("short", "steady")
 WAYS = ("kill", "drain", "preempt")
+THIRD_TURNS = 20
 NAMES = {f"{pool}-{n:03}.": file_turns(TURNS, n) for pool in POOLS for n in range(MOST)}
+NAMES |= {"third-000.": file_turns(THIRD_TURNS, 0)}
 PACE = 6.5
 """Seconds for 16 tokens: about 16 s for a turn, and 125 s for a rollout."""
-WALLTIME = "00:02:00"
+WALLTIME, WALLTIME_SECONDS = "00:02:00", 120
 """Walltime of the pool `short`. Rollouts take longer, so none ends in the allocation in which it began."""
 STAGES = {
     "init": {"timeoutSeconds": 20, "workers": {"min": 4, "max": 8}},
@@ -126,7 +129,7 @@ async def moving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fiel
 
 
 HEAD = {"apiVersion": "rollyard.dev/v1alpha1", "kind": "RolloutPool"}
-AGENT = {"snapshots": "last", "tool_timeout_seconds": 5.0}
+AGENT = {"snapshots": "last", "tool_timeout_seconds": 5.0, "max_turns": 2 * THIRD_TURNS}
 SANDBOX = {"runtime": "bubblewrap", "cpus": 0.05, "memory": "4G", "disk": "64M", "warm": {"max": 0}}
 """Its limit of memory is far away: a memory guard looks at each sandbox as often as the sandbox could reach its limit."""
 
@@ -207,3 +210,29 @@ async def test_rollouts_outlive_walltimes_deaths_drains_and_preemptions(
     if count == MOST:
         assert again["short"] <= 0.15
         assert again["steady"] >= 0.45
+
+
+async def test_a_walltime_of_a_third_of_a_rollout_completes_it(moving: Field) -> None:
+    sampled = SampledTurns((moving.yard.folder / "turns").with_suffix(SAMPLED))
+    budgets = {"init": {"timeoutSeconds": 10}, "run": {"timeoutSeconds": 450}, "eval": {"timeoutSeconds": 40}}
+    await declare(moving, "third", WALLTIME, replicas=1, stages=budgets)
+    await moving.yard.ready(moving.client)
+    (id,) = await moving.client.submit([request("third", 0)])
+    (ended,) = await moving.yard.gather(moving.client, [id], 1200)
+    entries = (await moving.client.rollout_history(id)).entries
+    lived = {entry.allocation for entry in entries if entry.event == HistoryEvent.LEASED}
+    worked = sum(sum(turn.timings.values()) for turn in ended.turns)
+    moves = [resumption.turn for resumption in ended.resumptions]
+    print(
+        f"\n{len(ended.turns)} turns of {worked:.0f} s in {len(lived)} allocations of {WALLTIME_SECONDS} s, in "
+        f"{entries[-1].at - entries[0].at:.0f} s: it moved after turns {moves}, {len(sampled.of('third'))} turns sampled"
+    )
+    assert [entry.event for entry in entries].count(HistoryEvent.ENDED) == 1
+    assert [(one.id, one.status) async for one in moving.client.rollouts(pool="third")] == [(id, Status.COMPLETED)]
+    assert (ended.reward, ended.error, len(ended.turns)) == (1.0, None, THIRD_TURNS)
+    assert worked > 3 * WALLTIME_SECONDS
+    assert len(lived) > 3
+    assert set(words_of(ended)) == {"WalltimeEnds"}
+    check_ids(ended, set(sampled.of("third")))
+    await check_files(moving, ended)
+    assert len(sampled.of("third")) == THIRD_TURNS, "no turn was sampled again"
