@@ -18,7 +18,7 @@ from rollyard.cli.parameter_types import DURATION
 from rollyard.cli.printable import printable
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.object_client import merge_patch
-from rollyard.core.errors import BadRequest
+from rollyard.core.errors import BadRequest, Conflict
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pool import Revision
 from rollyard.kinds.registry import Pool
@@ -92,8 +92,7 @@ async def undo(
     """Give a pool the template of an earlier revision. Its allocations are replaced as by any change."""
     for key in named(words, namespace):
         pool = await _pool(client, key)
-        spec = pool.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        before = {field: spec[field] for field in REVISED_FIELDS[pool.kind] if field in spec}
+        before = _template(pool)
         earlier = [one for one in pool.status.revisions if one.template != before]
         if to_revision is None and not earlier:
             raise BadRequest(f"{pool.SINGULAR}/{key.name} has no earlier revision")
@@ -101,12 +100,28 @@ async def undo(
         if before == found.template:
             click.echo(f"{pool.SINGULAR}/{key.name} skipped: its template is that of revision {found.number}")
             continue
-        # With the version, so that a change that somebody makes meanwhile is not overwritten.
-        version = {"resourceVersion": pool.metadata.resource_version}
-        await client.patch(key, {"metadata": version, "spec": merge_patch(before, found.template)})
+        await _set_template(client, pool, merge_patch(before, found.template))
         click.echo(f"{pool.SINGULAR}/{key.name} has the template of revision {found.number} again")
         if waits:
             await _wait(client, pool, timeout)
+
+
+def _template(pool: Pool) -> dict[str, Any]:
+    spec = pool.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {field: spec[field] for field in REVISED_FIELDS[pool.kind] if field in spec}
+
+
+async def _set_template(client: AsyncClient, pool: Pool, change: dict[str, Any]) -> None:
+    """Change the pool's template. Raises Conflict if somebody else has changed it meanwhile; a new status is no change."""
+    key, before = pool.key, _template(pool)
+    while True:
+        version = {"resourceVersion": pool.metadata.resource_version}
+        try:
+            await client.patch(key, {"metadata": version, "spec": change})
+            return
+        except Conflict:
+            if _template(pool := await _pool(client, key)) != before:
+                raise
 
 
 async def _pool(client: AsyncClient, key: ObjectKey) -> Pool:

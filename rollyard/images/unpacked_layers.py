@@ -108,7 +108,7 @@ class UnpackedLayers:
         """Lock a layer in order to fill it; None if it is complete. Waits for who fills it now, and for a while until nobody
         uses a damaged one, which is deleted. Raises ImageUnavailable."""
         path, pause, ends = self.path(name), _FIRST_SECONDS, 0.0
-        while True:
+        while UnpackedLayer.read(path) is None:
             lock = try_lock(self.lock_path(name), shared=False)
             if UnpackedLayer.read(path) is not None:
                 if lock is not None:
@@ -128,6 +128,7 @@ class UnpackedLayers:
                 raise ImageUnavailable(image, f"its layer {name} is damaged, and in use: it is made again afterwards")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS)
+        return None
 
     def _is_held(self, name: str) -> bool:
         """Return whether nobody fills a layer. Somebody else may keep it."""
@@ -201,11 +202,12 @@ class HeldLayers:
                         continue
                     self._let_go(names[number:])  # all take locks from the lowest on, so no two wait for each other
                     lock = await self._layers.lock_missing(image, name)
+                    while lock is None and self._hold(name) is None:  # another one looks at the layer, or deletes it
+                        await asyncio.sleep(_FIRST_SECONDS)
+                        lock = await self._layers.lock_missing(image, name)
                     if lock is not None:
                         stack.callback(lock.release)
                         missing[number] = lock.fd
-                    elif self._hold(name) is None:
-                        return  # another has filled it, and it was deleted at once
                 locked = replace(room, layer_fds=tuple(missing.values()))
                 if not await self._filled(image, names, list(missing), fetch, locked, leases):
                     return

@@ -110,7 +110,7 @@ class RunSnapshots:
             await self._uploads.sandbox_snapshot(header, snapshot)
         except (Invalid, TooLarge) as error:
             log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, header.turn, error)
-            await self._uploads.sandbox_snapshot(header.model_copy(update={"error": str(error)}), None)
+            await self._uploads.sandbox_snapshot(header.model_copy(update={"error": str(error), "sha256": ""}), None)
 
     async def __aenter__(self) -> Self:
         return self

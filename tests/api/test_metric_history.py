@@ -94,7 +94,7 @@ async def test_the_steps_of_a_batch_and_of_its_series(serving: Serve) -> None:
         )
         status, found = await api.ask("GET", "/v1/history/batches/b?series=true")
         assert [step["batch"] for step in found["steps"]] == ["a", "b"]
-        *table, mean = stepped(BatchHistory.model_validate(found))
+        table, (mean, share, *_) = (lines := stepped(BatchHistory.model_validate(found)))[:3], lines[3:]
         assert [line.split()[:5] for line in table[1:]] == [
             ["0", "a", "2", "0.500", "±0.500"],
             ["1", "b", "2", "0.500", "±0.500"],
@@ -102,6 +102,7 @@ async def test_the_steps_of_a_batch_and_of_its_series(serving: Serve) -> None:
         assert mean.startswith(
             f"mean reward 0.500 over {2 * found['steps'][0]['judged_rollouts']} rollouts of the steps shown"
         )
+        assert share == "informative share 100% (4 of 4 groups)"
         for series, ids in ("s", ["b", "a"]), ("b", []):
             status, listed = await api.ask("GET", f"/v1/batches?series={series}")
             assert [batch["id"] for batch in listed["batches"]] == ids

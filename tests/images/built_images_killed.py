@@ -68,8 +68,8 @@ def check(folder: Path, present: set[BuiltImage]) -> None:
     found = BuiltImages(folder / "cache").images()
     assert {one.image for one in found} - {OTHER} == present, found
     for one in found:
-        assert one.blobs
-        for blob in one.blobs:
+        assert one.parts
+        for blob in one.parts:
             data = (folder / "cache/built/blobs/sha256" / blob.removeprefix("sha256:")).read_bytes()
             assert digest(data) == blob
 
@@ -97,7 +97,7 @@ def main(folder: Path) -> int:
             check(folder, {KEPT})
             delete(folder)
             named = {
-                digest.removeprefix("sha256:") for one in BuiltImages(folder / "cache").images() for digest in one.blobs
+                digest.removeprefix("sha256:") for one in BuiltImages(folder / "cache").images() for digest in one.parts
             }
             blobs = os.listdir(folder / "cache/built/blobs/sha256")
             assert {name for name in blobs if not name.startswith(".")} == named

@@ -80,7 +80,7 @@ async def test_images_are_written_deleted_and_pulled_at_the_same_time(open_folde
     delete()
     found = BuiltImages(shared).images()
     assert {one.image.text for one in found} == {"built:kept:v1", *(f"built:n{number}:v1" for number in range(3))}
-    blobs = {digest.removeprefix("sha256:") for one in found for digest in one.blobs}
+    blobs = {digest.removeprefix("sha256:") for one in found for digest in one.parts}
     assert set(os.listdir(shared / "built/blobs/sha256")) == blobs
 
 

@@ -54,7 +54,7 @@ def granted(at: float = 1.0) -> Granted:
 
 def finished(fence: int, status: Status, at: float = 9.0, **summary: float) -> Finished:
     error = None if status.scored else RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
-    return Finished(at, fence, status, 1.0, error, BLOB, 3, 5, summary)
+    return Finished(at, fence, status, 1.0, error, BLOB, 3, 5, summary=summary)
 
 
 def test_each_change_of_a_whole_life_is_told() -> None:
