@@ -97,7 +97,7 @@ function Tools({ p, query }) {
     { head: 'Calls', figure: true, cell: (/** @type {any} */ t) => count(t.calls) },
     { head: 'Failed', figure: true, title: 'a command with an exit code other than 0, an error, a time-out, a refused edit, a call that cannot be read', cell: (/** @type {any} */ t) => (t.failed
       ? html`<a href=${link(['rollouts'], { ...query, failed_tool: t.tool })} aria-label=${`${t.failed} failed calls of ${t.tool}: list the rollouts`}>${count(t.failed)}</a>` : count(t.judged ? 0 : undefined)) },
-    { head: 'Of the calls', figure: true, cell: (/** @type {any} */ t) => percent(share(t.failed, t.judged)) },
+    { head: 'Of the known', figure: true, title: 'of the calls whose result is known: those of a lost sandbox have none', cell: (/** @type {any} */ t) => percent(share(t.failed, t.judged)) },
     { head: 'Output tokens', figure: true, cell: (/** @type {any} */ t) => count(t.tokens) }, { head: 'Of a call', figure: true, cell: (/** @type {any} */ t) => count(share(t.tokens, t.calls)) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ t) => count(t.rollouts) },
   ]} /><p class="dim">Whether a call of a harness failed is not known: its tools are its own. ${p.by_tool.length > 0 && html`<a href=${link(['rollouts'], { ...query, failed_calls: 'true', sort: '-failed_calls' })}>Rollouts with the most failed calls</a>`}</p>`;
