@@ -5,7 +5,7 @@ import { isMissed, slurmSays, spanOf, spanOfEnded, STATE_TONES, successorDue } f
 import { Conditions } from './conditions.js';
 import { Events, newest } from './events.js';
 import { UNKNOWN } from './format.js';
-import { live, object } from './live.js';
+import { live, object, objects } from './live.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
@@ -33,7 +33,7 @@ export function Allocation({ route }) {
   const pool = object(span.poolKind, namespace, span.pool);
   const successor = [...live.kinds.Allocation.values()].find((a) => a.spec.successorOf === name && a.metadata.namespace === namespace);
   const at = { ns: ns(namespace) };
-  const due = found && successorDue(span, pool);
+  const due = found && successorDue(span, pool, objects('Allocation', namespace).map(spanOf));
   const uid = found?.metadata.uid ?? old?.uid;
   return html`<div><h1><span class="kind">Allocation</span> ${name}</h1>
     <${Facts} pairs=${[
@@ -49,7 +49,7 @@ export function Allocation({ route }) {
       ...(span.successorOf ? [['Replaces', html`<a href=${link(['allocations', span.successorOf], at)}>${span.successorOf}</a>`]] : []),
       ...(successor ? [['Successor', html`<a href=${link(['allocations', successor.metadata.name], at)}>${successor.metadata.name}</a>`]] : []),
     ]} />
-    ${found && span.walltimeEnd !== undefined && html`<p>${atWalltime(span, successor, due)}</p>`}
+    ${found && span.walltimeEnd !== undefined && html`<p>${atWalltime(span, successor, due, pool)}</p>`}
     ${span.reason && html`<p>${span.ended === undefined ? 'Reason' : 'Cause of the end'}: ${message(span.reason)}</p>`}
     ${found?.status?.conditions?.length > 0 && html`<section><h2>Conditions</h2><${Conditions} conditions=${found.status.conditions} /></section>`}
     ${found && html`<${Output} namespace=${namespace} name=${name} />`}
@@ -57,14 +57,14 @@ export function Allocation({ route }) {
     ${found && html`<section><h2>Job as submitted</h2><${TextBlock} text=${JSON.stringify(found.spec.template, null, 2)} label="Template" kind="code" /></section>`}</div>`;
 }
 
-/** What happens when the walltime ends. @param {import('./allocation_state.js').Span} span @param {any} successor @param {number | undefined} due */
-function atWalltime(span, successor, due) {
+/** What happens when the walltime ends. @param {import('./allocation_state.js').Span} span @param {any} successor @param {number | undefined} due @param {any} pool */
+function atWalltime(span, successor, due, pool) {
   const end = html`At <${At} at=${span.walltimeEnd} />, Slurm ends the job.`;
   const work = span.poolKind === 'RolloutPool' ? 'its rollouts are finished, or handed back and go on elsewhere' : 'its rollouts go on at other model servers';
   if (span.state === 'draining') return html`It drains: it takes no new work, and ${work}. ${end}`;
   if (successor) return html`${end} ${successor.metadata.name} replaces it: as soon as that one is ready, and its time has come, this one drains, and ${work}.`;
   if (due) return html`${end} A successor is submitted in time to be ready at about <${At} at=${due} />. Then this one drains, and ${work}.`;
-  return html`${end} No successor is planned.`;
+  return html`${end} ${pool ? 'When a successor can be submitted is not known: others wait in the queue first.' : 'No successor is planned.'}`;
 }
 
 /** The end of the job's output. @param {{namespace: string, name: string}} props */

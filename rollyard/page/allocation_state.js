@@ -100,14 +100,32 @@ function endedSpan(e) {
   };
 }
 
-/** The time at which a successor should be ready, by the pool's spec; undefined where there is no walltime.
- * @param {Span} span @param {any} pool */
-export function successorDue(span, pool) {
+/** The time at which a successor should be ready; undefined where there is no walltime, or where nobody knows when one can be
+ * submitted. @param {Span} span @param {any} pool @param {Span[]} present those among which successors are */
+export function successorDue(span, pool, present) {
+  return laterDue(usualDue(span, pool), span, present, pool);
+}
+
+/** The time at which a successor should be ready, by the pool's spec. @param {Span} span @param {any} pool */
+function usualDue(span, pool) {
   if (!pool || span.walltimeEnd === undefined || span.started === undefined || span.state === 'draining') return undefined;
   const stages = pool.spec.stages ?? {};
   const budget = ['init', 'run', 'eval'].reduce((n, s) => n + (stages[s]?.timeoutSeconds ?? 0), 0);
   const wanted = pool.spec.renewal?.beforeExpirySeconds ?? (pool.kind === 'RolloutPool' ? budget + 30 : 900);
   return span.walltimeEnd - Math.min(wanted, (span.walltimeEnd - span.started) / 2);
+}
+
+/** The time of a successor that may have to wait: while other successors have all places of `maxSurge`, none is submitted before
+ * Slurm starts one of them. Undefined where nobody knows when that is. @param {number | undefined} due @param {Span} span
+ * @param {Span[]} present @param {any} pool */
+function laterDue(due, span, present, pool) {
+  if (due === undefined) return undefined;
+  const own = present.filter((s) => s.namespace === span.namespace && s.poolKind === span.poolKind && s.pool === span.pool);
+  const successors = own.filter((s) => own.some((old) => old.name === s.successorOf));
+  const pending = successors.filter((s) => s.state === 'pending');
+  if (!pending.length || successors.length < (pool.spec.renewal?.maxSurge ?? 1)) return due;
+  const free = Math.min(...pending.map((s) => s.expectedStart ?? Infinity));
+  return Number.isFinite(free) ? Math.max(due, free) : undefined;
 }
 
 /** @type {WeakMap<Span, Span & {due?: number, successor?: string}>} */
@@ -119,7 +137,7 @@ const followed = new WeakMap();
 export function withSuccessors(spans, present, poolOf) {
   const by = new Map(present.filter((s) => s.successorOf).map((s) => [s.successorOf, s.name]));
   return spans.map((s) => {
-    const [successor, due] = [by.get(s.name), by.has(s.name) ? undefined : successorDue(s, poolOf(s))];
+    const [successor, due] = [by.get(s.name), by.has(s.name) ? undefined : successorDue(s, poolOf(s), present)];
     const before = followed.get(s);
     const found = before && before.successor === successor && before.due === due ? before : { ...s, successor, due };
     followed.set(s, found);

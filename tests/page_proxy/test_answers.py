@@ -164,6 +164,11 @@ async def test_what_follows_at_the_end_of_a_walltime(opened: tuple[RunningProxy,
     assert [(one.get("due"), one.get("successor")) for one in found] == [
         (4300, None), (1200, None), (None, None), (None, "e"),
     ]  # fmt: skip
+    waiting = {"name": "e", "successorOf": "d", "poolKind": "RolloutPool", "state": "pending"}
+    for holder, due in ((waiting | {"expectedStart": 9000}, 9000), (waiting, None)):
+        asked = f"m.withSuccessors({json.dumps([old])}, {json.dumps([*spans, holder])}, () => ({json.dumps(pool)}))"
+        (first,) = await tab.evaluate(f"import('/ui/allocation_state.js').then(m => {asked})")
+        assert first.get("due") == due, "no successor is submitted while another takes the place of maxSurge"
 
 
 async def test_a_failed_call_is_named_by_the_command_too(recorded: Yard) -> None:
