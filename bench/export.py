@@ -109,7 +109,7 @@ def server(data: Path, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]
 
 @dataclass
 class Export:
-    """What an export took."""
+    """Time, CPU time and memory of an export."""
 
     seconds: float = 0.0
     bytes: int = 0

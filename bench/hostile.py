@@ -125,7 +125,7 @@ class Hostile:
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig, self.context = kubeconfig, load_context(kubeconfig)
         self.told = Counter[str]()
-        """What the callers got."""
+        """Answers and errors that the callers got -> their number."""
 
     async def none(self) -> None:
         await asyncio.Event().wait()
