@@ -73,7 +73,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatLayer, BrokenLayer, ChildFailed, DiskFull,
   IncompleteFlatLayer, NoWhiteouts, TooBig, UnusableCredentials, UnusableFile
 - sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
-- tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
+- tasks/scoring: BadReference, UnreadableExpression, Unprepared; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
 - tasks/harbor: UnreadableReward
 - tasks/rows: RowRefused

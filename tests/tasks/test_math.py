@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +64,13 @@ async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handle
     assert too_long == Score(0.0, {"answered": 1.0, "too_long": 1.0}, [why])
     with pytest.raises(TaskError, match="cannot be read as mathematics"):
         await score(handler, "}{", "42")
+
+
+def test_a_number_is_judged_without_the_import_of_an_algebra_system() -> None:
+    judge = "import sys; from rollyard.tasks.scoring.math_answers import is_right as right"
+    program = f"{judge}; print(right('3/4', '0.75'), right('42', 'x'), 'sympy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "True False False\n"
 
 
 async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait_for_them(handler: MathHandler) -> None:

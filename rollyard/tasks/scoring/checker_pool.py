@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollyard.core.errors import NodeFault
+from rollyard.tasks.scoring.checker_process import PREPARES
 
 START_SECONDS = 120.0
-"""Limit for a child's start. The import of an algebra system takes seconds on a busy machine."""
+"""Limit for a child's start, and for an import that a question needs: an algebra system takes seconds on a busy machine."""
 GROW_SECONDS = 1.0
 """A question that has waited so long for a child gets a new one. Most questions take milliseconds, and a start a second of
 CPU time."""
@@ -42,14 +43,15 @@ class CheckerPool:
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
         """`module`: name of the program's module; the program calls `checker_process.serve`. `harmless`: a question
-        that any working child can answer."""
+        that any working child can answer, and that needs all that a child imports."""
         self._module = module
         self._warm_up_question = harmless
         self._slots = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
         self._idle: asyncio.LifoQueue[asyncio.subprocess.Process] = asyncio.LifoQueue()
         self._children = 0
         """Number of children that start, are busy, or are idle."""
-        self._starts = False
+        self._starting = 0
+        """Number of children that start, or import what a question needs."""
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """Send one question, which consists of `parts`, to a child. Return the child's answer.
@@ -75,7 +77,8 @@ class CheckerPool:
     async def _answer(self, parts: Sequence[bytes]) -> dict[str, Any]:
         child = await self._acquire()
         try:
-            verdict: dict[str, Any] = await _exchange(child, parts)
+            reply = await _exchange(child, parts)
+            verdict: dict[str, Any] = await self._prepared(child) if reply == PREPARES else reply
         except _CheckerEnded:
             self._children -= 1
             await _end(child)
@@ -100,20 +103,35 @@ class CheckerPool:
                 async with asyncio.timeout(GROW_SECONDS):
                     child = await self._idle.get()
             except TimeoutError:
-                if self._starts:
+                if self._starting:
                     continue
                 break
             if child.returncode is None:
                 return child
             self._children -= 1
-        self._children, self._starts = self._children + 1, True
+        self._children += 1
+        self._starting += 1
         try:
             return await self._start()
         except BaseException:
             self._children -= 1
             raise
         finally:
-            self._starts = False
+            self._starting -= 1
+
+    async def _prepared(self, child: asyncio.subprocess.Process) -> Any:
+        """Return the verdict of a child that first imports what the question needs."""
+        self._starting += 1
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                return await _line(child)
+        except TimeoutError:
+            raise self._not_ready() from None
+        finally:
+            self._starting -= 1
+
+    def _not_ready(self) -> NodeFault:
+        return NodeFault(f"the process that checks answers ({self._module}) did not start; see this node agent's log")
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
@@ -125,9 +143,7 @@ class CheckerPool:
                 ready = await _line(child)
         except (TimeoutError, _CheckerEnded):
             await _end(child)
-            raise NodeFault(
-                f"the process that checks answers ({self._module}) did not start; see this node agent's log"
-            ) from None
+            raise self._not_ready() from None
         except BaseException:
             _kill(child)
             raise

@@ -3,8 +3,11 @@ one line for each question.
 
 A question consists of the number of parts, the length of each part (each number has 4 bytes, big-endian), and the
 parts. Each question is judged in a fork of this process. So a question that computes for ever, crashes or fills the
-memory harms only its own fork. Every fork begins with all modules imported. The kernel enforces the limits: CPU time by
-a signal, memory by failing allocations. The process ends when its standard input ends.
+memory harms only its own fork. The kernel enforces the limits: CPU time by a signal, memory by failing allocations. The
+process ends when its standard input ends.
+
+A large module that few questions need is not imported at the start. The first question that needs it raises `Unprepared`
+in its fork. The process then writes `PREPARES`, imports the module for all later forks, and judges the question again.
 """
 
 from __future__ import annotations
@@ -19,10 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 Check = Callable[..., Mapping[str, Any]]
+PREPARES = "prepares"
+_UNPREPARED = {"unprepared": 1.0}
 
 
-def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
-    """Answer questions with the return value of `check(*parts)`.
+class Unprepared(Exception):
+    """The question needs what `prepare` imports."""
+
+
+def serve(check: Check, cpu_seconds: int, memory_bytes: int, prepare: Callable[[], None] | None = None) -> None:
+    """Answer questions with the return value of `check(*parts)`. `prepare` is called when `check` raises Unprepared.
 
     The answer is `{"too_large": 1.0}` if a question needs too much memory, and `{"died": signal}` if its fork dies.
     The signal is 0 if `check` raises an exception other than MemoryError.
@@ -32,7 +41,12 @@ def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _send(replies, "ready")
     while parts := _read_question():
-        _send(replies, _judge_within_limits(check, parts, cpu_seconds, memory_bytes))
+        verdict = _judge_within_limits(check, parts, cpu_seconds, memory_bytes)
+        if verdict == _UNPREPARED and prepare is not None:
+            _send(replies, PREPARES)
+            prepare()
+            verdict = _judge_within_limits(check, parts, cpu_seconds, memory_bytes)
+        _send(replies, verdict)
 
 
 def _judge_within_limits(check: Check, parts: Sequence[bytes], cpu_seconds: int, memory_bytes: int) -> Any:
@@ -60,6 +74,8 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, Any]:
         return check(*parts)
     except MemoryError:
         return {"too_large": 1.0}
+    except Unprepared:
+        return _UNPREPARED
 
 
 def _set_limit(kind: int, most: int) -> None:

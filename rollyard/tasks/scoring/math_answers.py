@@ -9,7 +9,9 @@ must be this word. Any other reference is compared by algebra.
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -23,14 +25,15 @@ from rollyard.tasks.scoring.answer_text import (
     normalized,
     without_spaces,
 )
-from rollyard.tasks.scoring.checker_process import serve
-from rollyard.tasks.scoring.latex_algebra import UnreadableExpression, same_expression
+from rollyard.tasks.scoring.checker_process import Unprepared, serve
 from rollyard.tasks.scoring.numerals import Numeral, numeral, same_number
 from rollyard.tasks.scoring.units import split_unit
 
 CPU_SECONDS = 2
 MEMORY_BYTES = 2 << 30
 MAX_MEMBERS = 100
+_ALGEBRA = "rollyard.tasks.scoring.latex_algebra"
+"""Its import takes most of a CPU second, and a reference that is a number does not need it."""
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
 _WORD = re.compile(r"[^\W\d_][^\W\d_ .'-]*(?:[ .'-]+[^\W\d_]+)*\.?")
 _IMAGINARY = {letter: re.compile(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])") for letter in "ij"}
@@ -198,12 +201,16 @@ def _number(text: str, percent: bool) -> Numeral | None:
 
 def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
     """Compare by algebra. Return False if the reference cannot be read. (An answer with the same text was accepted
-    before.)"""
+    before.) Raises Unprepared in a process that has not imported the algebra system."""
     if "%" in answer or ":" in reference + answer:
         return False
     reference, answer = (text.replace("{,}", "") for text in (reference, answer))
     if _IMAGINARY["i"].search(reference) and not _IMAGINARY["i"].search(answer):
         answer = _IMAGINARY["j"].sub("i", answer)
+    if _ALGEBRA not in sys.modules:
+        raise Unprepared
+    from rollyard.tasks.scoring.latex_algebra import UnreadableExpression, same_expression
+
     try:
         return same_expression(reference, answer, rounded=rounded)
     except UnreadableExpression:
@@ -220,8 +227,10 @@ def _cut(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _warm_up() -> None:
-    """Compare some expressions once. The first comparisons take longest and would use up the time limit of an answer."""
+def load_algebra() -> None:
+    """Import the algebra system, and compare some expressions once. The first comparisons take longest and would use up the
+    time limit of an answer."""
+    importlib.import_module(_ALGEBRA)
     for reference, answer in (
         ("x^2+2x+1", "(x+1)^2"),
         (r"\frac{\sqrt{3}}{2}", r"\sqrt{\frac{3}{4}}"),
@@ -231,5 +240,4 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    _warm_up()
-    serve(judge_answer, CPU_SECONDS, MEMORY_BYTES)
+    serve(judge_answer, CPU_SECONDS, MEMORY_BYTES, load_algebra)

@@ -23,7 +23,7 @@ class StemHandler:
 
     def __init__(self) -> None:
         self._checkers = CheckerPool("rollyard.tasks.scoring.stem_answers", (_HARMLESS, b"1"))
-        self._algebra = CheckerPool("rollyard.tasks.scoring.math_answers", (b"1", b"1"))
+        self._algebra = CheckerPool("rollyard.tasks.scoring.math_answers", (b"x+1", b"1+x"))
 
     async def close(self) -> None:
         await self._checkers.close()

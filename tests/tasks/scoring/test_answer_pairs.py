@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from rollyard.tasks.scoring.math_answers import judge_answer, load_algebra
+
 TABLE = Path(__file__).with_name("answer_pairs.tsv")
 PAGE = Path(__file__).parents[3] / "docs" / "math.md"
 REFUSED = {("1000000", "10^6"), ("1.5", "1,5"), ("(0,1)", r"0<x \text{ and } x<1")}
@@ -37,9 +39,12 @@ def pairs() -> list[Pair]:
         return [Pair(*row) for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][1:]
 
 
-def ours(reference: str, answer: str) -> bool:
-    from rollyard.tasks.scoring.math_answers import judge_answer  # with sympy, which each worker would import
+@pytest.fixture(scope="module", autouse=True)
+def algebra() -> None:
+    load_algebra()
 
+
+def ours(reference: str, answer: str) -> bool:
     return judge_answer(reference.encode(), answer.encode()).get("right") == 1.0
 
 

@@ -17,8 +17,8 @@ from tests.support.until import until
 
 CHILD = """
 import os, resource, signal
-from rollyard.tasks.scoring.checker_process import serve
-kept = bytearray()
+from rollyard.tasks.scoring.checker_process import Unprepared, serve
+kept, prepared = bytearray(), []
 def check(what, *more):
     if what == b"burn":
         while True: pass
@@ -36,13 +36,19 @@ def check(what, *more):
         kept.extend(bytes(64 << 20))
     if what == b"limits":
         return {"hard": resource.getrlimit(int(more[0]))[1]}
+    if what == b"prepared" and not prepared:
+        raise Unprepared
     if what == b"print":
         print('{"forged": 1}')
-    return {"pid": os.getppid(), "length": sum(map(len, more)), "kept": len(kept)}
+    return {"pid": os.getppid(), "length": sum(map(len, more)), "kept": len(kept), "prepared": prepared}
+def prepare():
+    if "UNPREPARABLE" in os.environ:
+        raise ImportError("no algebra system")
+    prepared.append(os.getpid())
 if "LIMIT" in os.environ:
     kind, most = map(int, os.environ["LIMIT"].split())
     resource.setrlimit(kind, (most, most))
-serve(check, int(os.environ.get("CPU_SECONDS", "1")), 1 << 30)
+serve(check, int(os.environ.get("CPU_SECONDS", "1")), 1 << 30, prepare)
 """
 
 
@@ -50,7 +56,7 @@ serve(check, int(os.environ.get("CPU_SECONDS", "1")), 1 << 30)
 async def checkers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CheckerPool]:
     (tmp_path / "child_of_a_test.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = CheckerPool("child_of_a_test", [b""], 3)
+    made = CheckerPool("child_of_a_test", [b"prepared"], 3)
     yield made
     await made.close()
 
@@ -83,6 +89,22 @@ async def test_questions_share_a_child_until_one_of_them_takes_long(checkers: Ch
     assert len(children()) == 3
     with open(pipe, "w"):
         assert free not in {(await task)["pid"] for task in waiting}
+
+
+async def test_a_child_prepares_once_when_a_question_needs_it(checkers: CheckerPool) -> None:
+    before = await checkers.ask(b"")
+    assert before["prepared"] == []
+    for what in (b"prepared", b"prepared", b""):
+        assert await checkers.ask(what) == {**before, "prepared": [before["pid"]]}
+
+
+async def test_children_that_cannot_prepare_are_a_fault_of_ours(
+    checkers: CheckerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPREPARABLE", "1")
+    assert "pid" in await checkers.ask(b""), "another question needs nothing of it"
+    with pytest.raises(NodeFault, match="die on this node"):
+        await checkers.ask(b"prepared")
 
 
 async def test_what_takes_too_long_is_ended(checkers: CheckerPool) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.support.lazy_module import LazyModule
+from rollyard.tasks.scoring import math_answers
 
-if TYPE_CHECKING:
-    from rollyard.tasks.scoring import math_answers
-else:
-    math_answers = LazyModule("rollyard.tasks.scoring.math_answers")
+
+@pytest.fixture(scope="module", autouse=True)
+def algebra() -> None:
+    math_answers.load_algebra()
+
 
 RULE: list[tuple[str, list[str], list[str]]] = [
     ("15", ["15 miles"], ["15 thousand", r"15\text{ million}", "1 5", "2x = 30", "x - 1 = 14"]),
