@@ -18,7 +18,8 @@ DRAW = f"""import('/ui/view.js').then(async ({{ html, memo, render, useState }})
     const [n, draw] = useState(0);
     again = () => draw(n + 1);
     rows[n % rows.length] = {{ text: `drawing ${{n}}` }};
-    const drawing = html`<section><h2>No variables</h2>${{rows.map((row, i) => html`<${{Kept}} key=${{i}} row=${{row}} />`)}}</section>`;
+    const list = rows.map((row, i) => html`<${{Kept}} key=${{i}} row=${{row}} />`);
+    const drawing = html`<section><h2>No variables</h2>${{list}}</section>`;
     drawings.push(new WeakRef(drawing));
     return html`<div>${{drawing}}<figure><span><i>none</i>a legend</span></figure></div>`;
   }}
