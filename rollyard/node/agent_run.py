@@ -96,8 +96,10 @@ class LoopRun:
         environment: GuardedEnvironment | None,
         policy: LeaseSampler,
         models: LeaseModels,
+        turn_ended: TurnEnded,
     ) -> None:
         """`models`: models by role, which the environment may call."""
+        self._turn_ended = turn_ended
         self._lease = parts.lease
         self._policy = policy
         self._environment = environment
@@ -125,12 +127,12 @@ class LoopRun:
         """Begin with the turns of other rollouts. Raises as `fork.go_on_from`."""
         await asyncio.to_thread(go_on_from, self._run, ancestors)
 
-    async def play_again(self, saved: Sequence[SavedTurn], begun_with: int, turn_ended: TurnEnded) -> Replay:
+    async def play_again(self, saved: Sequence[SavedTurn], begun_with: int) -> Replay:
         """Begin with the saved turns of an earlier lease. The environment has the state after all of them. Raises as
         `replay.play_again`."""
         spec = self._sandbox.spec
         has_network = spec.host_network or bool(spec.allowed_hosts)
-        replay = await play_again(self._run, saved, self._tools, begun_with, has_network, turn_ended)
+        replay = await play_again(self._run, saved, self._tools, begun_with, has_network, self._turn_ended)
         self._settled = replay.kept
         if replay.kept:
             last = saved[replay.kept - 1]
@@ -239,7 +241,7 @@ class LoopRun:
             cut_short=run.cut_short,
         )
 
-    async def run(self, budget: float, turn_ended: TurnEnded) -> AgentResult:
+    async def run(self, budget: float) -> AgentResult:
         """Run the loop to its end, or for `budget` seconds, in which the turns of earlier leases count. Raises as
         `run_agent`."""
         lease, policy = self._lease, self._policy
@@ -252,7 +254,7 @@ class LoopRun:
                     replies = _UncutReplies(environment, limit, budget, self._models, self._tools)
                 work, tools = self._run, self._tools
                 of_lease = (lease.agent, lease.sampling, lease.sample_index)
-                await run_agent(work, policy, tools, *of_lease, replies, turn_ended, self._goes_on)
+                await run_agent(work, policy, tools, *of_lease, replies, self._turn_ended, self._goes_on)
         except SandboxLost as error:
             raise type(error)(f"{error}; {self._under_way()}") from error
         except TimeoutError:

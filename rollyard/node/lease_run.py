@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rollyard.core.errors import (
-    AllocationEnds,
     ContextExceeded,
     EndpointError,
     ImageUnavailable,
@@ -36,19 +35,18 @@ from rollyard.core.errors import (
     TooLarge,
     ToolCallsUnreadable,
 )
-from rollyard.core.failpoints import failpoint
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.kinds.base import evolve
-from rollyard.kinds.resumption import Resumption
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import POLICY_ROLE, Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, ReportReplay, TurnEnded, restore
-from rollyard.node.allocation_end import LAST_SECONDS, AllocationEnd
+from rollyard.node.agent_run import AgentResult, CommandRun, LoopParts, LoopRun, restore
+from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.broken_sandbox import judge
 from rollyard.node.check_run import run_check
 from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
+from rollyard.node.handover import Handover
 from rollyard.node.harness import Harness
 from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.kept_sandboxes import KeptSandboxes
@@ -56,15 +54,11 @@ from rollyard.node.lease_models import LeaseModels, RoleSampler
 from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.node.own_loop import OwnLoopRun
 from rollyard.node.own_tools import OwnTool, start_tools
-from rollyard.node.replay import Replay
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.node.resume_snapshots import ResumeSnapshots
 from rollyard.node.run_snapshots import RunSnapshots
 from rollyard.node.sandbox_specs import SandboxSpecs, sandbox_specs
-from rollyard.node.saved_work import SavedWork, why_never
-from rollyard.node.snapshot_cost import prefers_snapshot
 from rollyard.node.stage_workers import StagePools
-from rollyard.node.turn_saver import TurnSaver, unpacked
+from rollyard.node.turn_saver import TurnSaver
 from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
 from rollyard.tasks.base import Evaluation, Score
@@ -74,7 +68,7 @@ from rollyard.tasks.own_tools import OfferedTool
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.trajectory import Artifact, Outcome, RunResult, Timings, Turn, sampled_tokens
-from rollyard.wire.node import CANNOT_MOVE_REASON, WALLTIME_REASON, ImageFault, Lease, LeaseRef
+from rollyard.wire.node import ImageFault, Lease, LeaseRef
 from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
@@ -91,7 +85,6 @@ HANDLER_TIME_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. When a solution hangs, this share ends before the
 budget, so the handler can score the solution as a mistake of the agent. The end of the budget would be an infrastructure
 fault."""
-LOOKED_INTO = "somebody looked into the sandbox"
 PROBE_SECONDS = 30.0
 """Seconds in which a sandbox must answer to its task kind's probe."""
 FAILURES = (Invalid, TooLarge, SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded)
@@ -142,10 +135,7 @@ class LeaseRun:
         self._offered: list[str | OwnTool] = []
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
         self._harness: Harness | None = None
-        self._saver: TurnSaver | None = None
-        self._resume_snapshots: ResumeSnapshots | None = None
-        self._suspend: Callable[[float], Awaitable[None]] | None = None
-        self._resumptions: list[Resumption] = []
+        self._handover = Handover(node.uploads, lease, lambda: self.ref, node.end)
         self.over = False
         """True if the work on the lease has ended, for whatever reason."""
 
@@ -165,22 +155,20 @@ class LeaseRun:
         return self._harness.output if self._harness is not None else None
 
     def note_look(self) -> None:
-        """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric. What the program
-        changes would be missing elsewhere, so no further turns are saved."""
-        if self._saver is not None:
-            self._saver.stop(LOOKED_INTO)
+        """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric."""
+        if self.stage is not Stage.EVAL:
+            self._handover.note_look()
         self._looks["looks_in_eval" if self.stage is Stage.EVAL else "looks"] += 1
 
     @property
     def can_leave(self) -> bool:
         """Whether another node agent can go on with the present work."""
-        return self._suspend is not None and self.stage is Stage.RUN
+        return self._handover.can_leave and self.stage is Stage.RUN
 
     async def suspend(self, grace: float) -> None:
-        """Save what another node agent needs to go on with RUN. The agent does nothing more here. `grace`: as of
-        `LoopRun.suspend`."""
-        if self._suspend is not None and self.can_leave:
-            await self._suspend(grace)
+        """Do as `Handover.suspend`, if the rollout can leave."""
+        if self.can_leave:
+            await self._handover.suspend(grace)
 
     @property
     def ref(self) -> LeaseRef:
@@ -314,43 +302,18 @@ class LeaseRun:
                 f"the pool has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; add it to "
                 "spec.inference"
             )
-        saved = await self._saved_work(handler)
+        await self._handover.load(handler, self._specs.run)
         while True:
             try:
-                return await self._run_with(handler, saved)
+                return await self._run_in_sandbox(handler)
             except ResumeFailed as error:
-                log.warning("rollout %s cannot go on as it was: %s", self._lease.id, error)
-                saved = saved.without(str(error))
+                self._handover.give_up(error)
 
-    async def _saved_work(self, handler: GuardedHandler) -> SavedWork:
-        if not self._lease.saved_turns:
-            return SavedWork()
-        unread = "the saved turns cannot be read: {}"
-        try:
-            stored, bodies = await self._node.uploads.stored_turns(self.ref)
-        except ValueError as error:
-            return SavedWork((), None, (), self._lease.saved_turns, unread.format(error))
-        if never := why_never(self._lease, differs=handler.loop_differs):
-            return SavedWork((), None, tuple(stored.resumptions), len(bodies), never)
-        try:
-            turns = await asyncio.to_thread(unpacked, bodies)
-        except ValueError as error:
-            return SavedWork((), None, tuple(stored.resumptions), len(bodies), unread.format(error))
-        from_start = handler.has_loop or self._lease.agent.command is not None
-        snapshot, spec = None if from_start else stored.snapshot, self._specs.run
-        has_network = spec.host_network or bool(spec.allowed_hosts)
-        began_so = any(one.snapshot for one in stored.resumptions)
-        if snapshot is not None and not prefers_snapshot(
-            [one.turn for one in turns], snapshot.turn, has_network, began_so
-        ):
-            snapshot = None
-        return SavedWork(turns, snapshot, tuple(stored.resumptions), len(turns))
-
-    async def _run_with(self, handler: GuardedHandler, saved: SavedWork) -> RunResult:
+    async def _run_in_sandbox(self, handler: GuardedHandler) -> RunResult:
         """Run INIT and RUN, or what is left of RUN. Raises ResumeFailed if the rest needs another sandbox."""
         calls_model, lease = self._lease.agent.calls_model, self._lease
         async with contextlib.AsyncExitStack() as stack:
-            sandbox, environment = await self._init(handler, stack, saved)
+            sandbox, environment = await self._init(handler, stack)
             model = await self._template(handler) if calls_model else None
             async with self._stage_worker(Stage.RUN):
                 if handler.eval_needs_sandbox and self._for_eval is None:
@@ -360,13 +323,9 @@ class LeaseRun:
                     RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent, files)
                 )
                 if model is not None:
-                    version = lease.endpoints[POLICY_ROLE].weights_version
-                    saver = TurnSaver(self._node.uploads, self.ref, version)
-                    self._saver = await stack.enter_async_context(saver)
-                    self._resume_snapshots = await stack.enter_async_context(
-                        ResumeSnapshots(sandbox, self._node.uploads, self.ref, saver, saved.lost_state)
-                    )
-                    run = await self._agent(handler, sandbox, environment, *model, snapshots, saved)
+                    saving = self._handover.saving(sandbox, lease.endpoints[POLICY_ROLE].weights_version)
+                    saver = await stack.enter_async_context(saving)
+                    run = await self._agent(handler, sandbox, environment, *model, snapshots, saver)
                 else:
                     run = await run_check(self._lease, handler, sandbox, self._budget(Stage.RUN))
                 artifact = await self._artifact(handler, sandbox, run, snapshots)
@@ -385,14 +344,10 @@ class LeaseRun:
             raise ToolCallsUnreadable(proof.message)
         return template, proof
 
-    @property
-    def _saving(self) -> dict[str, float]:
-        return self._resume_snapshots.metrics if self._resume_snapshots is not None else {}
-
     def _outcome_of_run(self, run: AgentResult) -> Outcome:
         return Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
-            metrics={**run.metrics, **self._looks, **self._saving},
+            metrics={**run.metrics, **self._looks, **self._handover.metrics},
             segments=run.segments,
             turns=run.turns,
             timings=self._timings_now(),
@@ -402,20 +357,20 @@ class LeaseRun:
             harness_output=self._output,
             cut_short=run.cut_short,
             role_calls=list(self._models.calls),
-            resumptions=self._resumptions,
+            resumptions=self._handover.resumptions,
         )
 
     async def _init(
-        self, handler: GuardedHandler, stack: contextlib.AsyncExitStack, saved: SavedWork
+        self, handler: GuardedHandler, stack: contextlib.AsyncExitStack
     ) -> tuple[Sandbox, GuardedEnvironment | None]:
-        task, budget = self._lease.task, self._budget(Stage.INIT)
+        task, budget, saved = self._lease.task, self._budget(Stage.INIT), self._handover.saved
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
             tools = _tools_to_prepare(handler.tools(task)) if self._lease.agent.type == "loop" else ["bash"]
             claimed = await self._node.sandboxes.claim(self._specs.run, tools, self._pinned)
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
             if saved.snapshot is not None:
-                await self._restore_saved(sandbox, saved.snapshot.size)
+                await self._handover.restore_files(sandbox, saved.snapshot.size)
             elif self._lease.agent.fork_from is not None:
                 await self._restore_fork(sandbox)
             else:
@@ -439,18 +394,6 @@ class LeaseRun:
             )
         return sandbox, environment
 
-    async def _restore_saved(self, sandbox: Sandbox, size: int) -> None:
-        """Give the sandbox the files of the newest snapshot of an earlier lease, of `size` bytes. Raises ResumeFailed."""
-        try:
-            async with self._node.uploads.archives.reserve(size):
-                about, archive = await self._node.uploads.turns_snapshot(self.ref)
-                check_image(about.image, sandbox)
-                failpoint("before-restore")
-                await sandbox.restore(io.BytesIO(archive))
-                failpoint("after-restore")
-        except (NotFound, Invalid, SnapshotUnusable) as error:
-            raise ResumeFailed(f"the snapshot after a turn cannot be used: {error}") from None
-
     async def _restore_fork(self, sandbox: Sandbox) -> None:
         """Give the sandbox the files after the turn from which the rollout goes on. They include what the task's handler
         wrote in INIT. Raises SnapshotUnusable."""
@@ -472,112 +415,44 @@ class LeaseRun:
         template: ChatTemplate,
         tools: ToolProof,
         snapshots: RunSnapshots,
-        saved: SavedWork,
+        saver: TurnSaver,
     ) -> AgentResult:
         """Run the agent, or what is left of its work. If RUN's budget runs out, the run is truncated. If no token was
         sampled, raises an error with the reason."""
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
-        assert self._saver is not None
-        forgets = environment is not None and not environment.saves
-        never = why_never(lease, differs=handler.loop_differs, forgets=forgets)
-        end = self._node.end
-        if forgets and lease.resume and end.reason == WALLTIME_REASON and end.is_near(budget - LAST_SECONDS):
-            raise AllocationEnds(CANNOT_MOVE_REASON)  # it was placed here as one that can move
-        if lease.lost and not saved.turns:
-            why = never or saved.failed or "no turn was saved"
-            begun_again = Resumption(turn=0, reason=lease.lost, node=lease.lost_node, dropped=saved.count, why=why)
-            self._resumptions = [*saved.resumptions, begun_again]
-            self._saver.resume(begun_again, 0)
-            await self._saver.flush()  # it deletes snapshots of dropped turns; later it would delete new ones
+
+        async def turn_ended(turn: int) -> None:
+            if sandbox.node_fault:  # the turns after it would not count
+                raise NodeFault(f"during RUN: {sandbox.node_fault}")
+            await snapshots.turn_ended(turn)
+
+        agent: LoopRun | OwnLoopRun | CommandRun
+        parts = LoopParts(lease, sandbox, template, self._offered)
         if lease.agent.command is not None:
-            command = CommandRun(lease, handler, sandbox, template, tools, policy, self._saver, self._node.end)
-            self._live_turns, self._harness = command.turns, command.harness
-            if never is None:
-                self._begin_movable(command)
-                if saved.turns:
-                    command.play_again(saved.turns, self._replay_report(saved))
-                command.save()
-                self._stop_if_looked_into()
-            ran = await command.run(budget)
-            if command.tools_refused and not sampled_tokens(ran.segments):
-                raise ToolCallsUnreadable(tools.message)
+            agent = CommandRun(lease, handler, sandbox, template, tools, policy, saver, self._node.end)
+            self._harness = agent.harness
+        elif handler.has_loop:
+            agent = OwnLoopRun(handler, parts, policy, self._models, turn_ended)
         else:
-            parts = LoopParts(lease, sandbox, template, self._offered)
-            loop: LoopRun | OwnLoopRun
-            if handler.has_loop:
-                loop = OwnLoopRun(handler, parts, policy, self._models)
-            else:
-                loop = LoopRun(handler, parts, environment, policy, self._models)
-                if lease.agent.fork_from is not None:
-                    await loop.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
-            self._live_turns = loop.turns
-
-            async def turn_ended(turn: int) -> None:
-                if sandbox.node_fault:  # the turns after it would not count
-                    raise NodeFault(f"during RUN: {sandbox.node_fault}")
-                await snapshots.turn_ended(turn)
-
-            try:
-                if never is None:
-                    self._begin_movable(loop)
-                    if isinstance(loop, OwnLoopRun):
-                        if saved.turns:
-                            loop.play_again(saved.turns, self._replay_report(saved))
-                        loop.save_with(self._saver, self._node.end)
-                    else:
-                        if saved.turns:
-                            await self._play_again(loop, saved, turn_ended)
-                        assert self._resume_snapshots is not None
-                        loop.save_with(self._saver, self._resume_snapshots, self._node.end)
-                    self._stop_if_looked_into()
-                ran = await loop.run(budget, turn_ended)
-            except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
-                # The turns before the error are kept. They show what led to it.
-                if await loop.turns():
-                    self._partial_outcome = self._outcome_of_run(await loop.result())
-                raise
+            agent = LoopRun(handler, parts, environment, policy, self._models, turn_ended)
+            if lease.agent.fork_from is not None:
+                await agent.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
+        self._live_turns = agent.turns
+        try:
+            await self._handover.go_on(agent, handler, environment, budget)
+            ran = await agent.run(budget)
+        except (SandboxBroken, RoleModelAttacked, SandboxError, TaskError, NodeFault, EndpointError):
+            # The turns before the error are kept. They show what led to it.
+            if not isinstance(agent, CommandRun) and await agent.turns():
+                self._partial_outcome = self._outcome_of_run(await agent.result())
+            raise
+        if isinstance(agent, CommandRun) and agent.tools_refused and not sampled_tokens(ran.segments):
+            raise ToolCallsUnreadable(tools.message)
         self._endpoint = policy.failover.endpoint.id
         self._partial_outcome = self._outcome_of_run(ran)
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(ran.overdue, policy.turns_requested, policy.tokens_arrived, budget)
         return ran
-
-    async def _play_again(self, loop: LoopRun, saved: SavedWork, turn_ended: TurnEnded) -> None:
-        """Begin the loop with the turns of earlier leases. Raises as `LoopRun.play_again`."""
-        began, budget = time.monotonic(), self._budget(Stage.RUN)
-        async with self._limit(budget, f"playing saved turns again took more than {budget:g} s"):
-            replay = await loop.play_again(saved.turns, saved.begun_with, turn_ended)
-        failpoint("after-replay")
-        resumption = self._resumed(saved, replay, time.monotonic() - began)
-        assert self._saver is not None
-        loop.report(self._saver, resumption, changed=replay.changed)
-        await self._saver.flush()  # as in `_agent`
-
-    def _begin_movable(self, agent: LoopRun | OwnLoopRun | CommandRun) -> None:
-        """Let the agent leave this node. Raises AllocationEnds if it must leave at once."""
-        if self._node.end.is_near():
-            raise AllocationEnds(self._node.end.reason)
-        self._suspend = agent.suspend
-
-    def _stop_if_looked_into(self) -> None:
-        if self._looks["looks"] and self._saver is not None:  # in INIT, or while the saved turns were played again
-            self._saver.stop(LOOKED_INTO)
-
-    def _replay_report(self, saved: SavedWork) -> ReportReplay:
-        began, saver = time.monotonic(), self._saver
-        assert saver is not None
-
-        async def report(replay: Replay, stored: int) -> None:
-            saver.resume(self._resumed(saved, replay, time.monotonic() - began), stored)
-            await saver.flush()  # as in `_agent`
-
-        return report
-
-    def _resumed(self, saved: SavedWork, replay: Replay, seconds: float) -> Resumption:
-        resumption = saved.resumption(self._lease, replay, seconds)
-        log.info("rollout %s goes on %s", self._lease.id, resumption.sentence)
-        self._resumptions = [*saved.resumptions, resumption]
-        return resumption
 
     async def _artifact(
         self, handler: GuardedHandler, sandbox: Sandbox, run: AgentResult, snapshots: RunSnapshots

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NoReturn
 
 from rollyard.core.errors import (
@@ -37,7 +37,15 @@ from rollyard.node.agent_loop import (
     turns_ended,
     with_turn_seed,
 )
-from rollyard.node.agent_run import LEAST_TURNS_LEFT, AgentResult, LoopParts, ReportReplay, budget_ended, unread
+from rollyard.node.agent_run import (
+    LEAST_TURNS_LEFT,
+    AgentResult,
+    LoopParts,
+    ReportReplay,
+    TurnEnded,
+    budget_ended,
+    unread,
+)
 from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.lease_models import LeaseModels
 from rollyard.node.lease_sampler import LeaseSampler
@@ -57,8 +65,16 @@ END_TRIES = 5
 class OwnLoopRun:
     """One run of the loop. The handler gets this object as its agent."""
 
-    def __init__(self, handler: GuardedHandler, parts: LoopParts, policy: LeaseSampler, models: LeaseModels) -> None:
+    def __init__(
+        self,
+        handler: GuardedHandler,
+        parts: LoopParts,
+        policy: LeaseSampler,
+        models: LeaseModels,
+        turn_ended: TurnEnded,
+    ) -> None:
         self.models = models
+        self._turn_ended = turn_ended
         self._handler = handler
         self._parts = parts
         self._policy = policy
@@ -303,10 +319,10 @@ class OwnLoopRun:
         if not self._ended:
             await self._saver.flush()
 
-    async def run(self, budget: float, turn_ended: Callable[[int], Awaitable[None]]) -> AgentResult:
+    async def run(self, budget: float) -> AgentResult:
         """Run the loop to its end, or for `budget` seconds, in which the turns of earlier leases count. Raises the fault of a
         call, StageTimeout if playing saved turns again takes longer, and as `GuardedHandler.agent_loop`."""
-        self._turn_ended, self._budget = turn_ended, budget
+        self._budget = budget
         loop = asyncio.create_task(self._loop())
         try:
             async with asyncio.timeout(budget) as self._policy.failover.limit:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import pytest_asyncio
 
 from rollyard.core.errors import AllocationEnds
 from rollyard.kinds.resumption import Resumption
@@ -19,11 +17,8 @@ from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.lease_run import LeaseRun
 from rollyard.node.replay import Replay
 from rollyard.node.saved_work import SavedWork
-from rollyard.node.turn_saver import TurnSaver, unpacked
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.node.turn_saver import unpacked
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
@@ -51,21 +46,6 @@ class Says(Told):
         return await super().sample(prompt_ids, sampling)
 
 
-@pytest.fixture(scope="module")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandbox() -> AsyncIterator[Sandbox]:
-    limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
-    async with (
-        SandboxFactory(find_runtime("auto")) as factory,
-        await factory.start(SandboxSpec(None, limits)) as started,
-    ):
-        yield started
-
-
 class Site:
     """One run of the command, with saved calls."""
 
@@ -91,45 +71,49 @@ async def clean(sandbox: Sandbox) -> None:
     await sandbox.bash("rm -rf /workspace/*", 10)
 
 
-async def test_a_command_gets_its_answers_and_does_its_work_again(template: ChatTemplate, sandbox: Sandbox) -> None:
-    await clean(sandbox)
-    first = Site(template, sandbox, *SAID)
+async def test_a_command_gets_its_answers_and_does_its_work_again(
+    template: ChatTemplate, shared_sandbox: Sandbox
+) -> None:
+    await clean(shared_sandbox)
+    first = Site(template, shared_sandbox, *SAID)
     was = await first.go()
     assert (was.status, [one.turn.text for one in first.saver.saved]) == (Status.COMPLETED, SAID)
     for count in (2, 4):
-        await clean(sandbox)
-        again = Site(template, sandbox, *SAID[count:], saved=first.saver.saved[:count])
+        await clean(shared_sandbox)
+        again = Site(template, shared_sandbox, *SAID[count:], saved=first.saver.saved[:count])
         now = await again.go()
         assert again.reports == [(Replay(count, count), count)]
         assert (len(again.policy.prompts), len(again.saver.bodies)) == (4 - count, 4 - count)
         assert [one.token_ids for one in now.segments] == [one.token_ids for one in was.segments]
         assert now.turns[:count] == was.turns[:count]
-        assert await sandbox.read_file("f0", 10) == b"ab"
+        assert await shared_sandbox.read_file("f0", 10) == b"ab"
 
 
 async def test_a_command_that_asks_for_something_else_samples_from_there_on(
-    template: ChatTemplate, sandbox: Sandbox
+    template: ChatTemplate, shared_sandbox: Sandbox
 ) -> None:
-    await clean(sandbox)
-    first = Site(template, sandbox, *SAID)
+    await clean(shared_sandbox)
+    first = Site(template, shared_sandbox, *SAID)
     await first.go()
-    await clean(sandbox)
-    await sandbox.bash("touch /workspace/marked", 10)
-    again = Site(template, sandbox, "printf c >> f0", "exit", saved=first.saver.saved)
+    await clean(shared_sandbox)
+    await shared_sandbox.bash("touch /workspace/marked", 10)
+    again = Site(template, shared_sandbox, "printf c >> f0", "exit", saved=first.saver.saved)
     now = await again.go()
     assert again.reports == [(Replay(2, 2, "call 3: the command asks for something else"), 2)]
     assert [turn.text for turn in now.turns] == [*SAID[:2], "printf c >> f0", "exit"]
-    assert await sandbox.read_file("f0", 10) == b"ac"
+    assert await shared_sandbox.read_file("f0", 10) == b"ac"
 
 
-async def test_a_command_leaves_its_node_with_the_call_under_way(template: ChatTemplate, sandbox: Sandbox) -> None:
-    await clean(sandbox)
-    first = Site(template, sandbox, *SAID)
+async def test_a_command_leaves_its_node_with_the_call_under_way(
+    template: ChatTemplate, shared_sandbox: Sandbox
+) -> None:
+    await clean(shared_sandbox)
+    first = Site(template, shared_sandbox, *SAID)
     first.end.set(0.0, "WalltimeEnds")
     with pytest.raises(AllocationEnds, match="WalltimeEnds"):
         await first.go()
     assert [one.turn.text for one in first.saver.saved] == SAID[:1]
-    assert (await sandbox.bash("ls /workspace", 10)).output == "", "the command did not get the answer"
+    assert (await shared_sandbox.bash("ls /workspace", 10)).output == "", "the command did not get the answer"
 
 
 class Server(Full):
@@ -149,31 +133,32 @@ async def agent_of(
     server: Server, template: ChatTemplate, sandbox: Sandbox, *texts: str, saved: Sequence[SavedTurn] = (), **more: Any
 ) -> AgentResult:
     """Run the part of a lease that is the agent's. `more`: `environment`, `walltime`."""
-    run = work(LeaseRun, server)
-    run._lease = LEASE.model_copy(update={"lost": "AllocationEnded" if saved else ""})
+    run = work(LeaseRun, server, LEASE.model_copy(update={"lost": "AllocationEnded" if saved else ""}))
     run._specs = cast(Any, SimpleNamespace(run_seconds=60.0))
+    run._handover.saved = SavedWork(saved, count=len(saved))
     policy = Says(template, *texts)
     policy.failover.endpoint = make.endpoint()
     run._node = dataclasses.replace(run._node, policy=cast(Any, lambda lease, template: policy))
     if "walltime" in more:
         run._node.end.set(more["walltime"], WALLTIME_REASON)
     handler = GuardedHandler("looped", cast(Any, Looped(careless)))
-    async with TurnSaver(cast(Any, server), run.ref, "v1") as saver:
-        run._saver = saver
+    async with run._handover.saving(sandbox, "v1") as saver:
         parts: tuple[Any, ...] = (more.get("environment"), template, None, None)
-        result = await run._agent(handler, sandbox, *parts, SavedWork(saved, count=len(saved)))
+        result = await run._agent(handler, sandbox, *parts, saver)
         await saver.flush()
     return result
 
 
-async def test_a_lease_goes_on_with_the_calls_that_the_server_has(template: ChatTemplate, sandbox: Sandbox) -> None:
-    await clean(sandbox)
+async def test_a_lease_goes_on_with_the_calls_that_the_server_has(
+    template: ChatTemplate, shared_sandbox: Sandbox
+) -> None:
+    await clean(shared_sandbox)
     server = Server()
-    was = await agent_of(server, template, sandbox, *SAID)
+    was = await agent_of(server, template, shared_sandbox, *SAID)
     assert [one.turn.text for one in unpacked(server.bodies)] == SAID
     server.bodies = server.bodies[:3]
-    await clean(sandbox)
-    now = await agent_of(server, template, sandbox, "exit", saved=unpacked(server.bodies))
+    await clean(shared_sandbox)
+    now = await agent_of(server, template, shared_sandbox, "exit", saved=unpacked(server.bodies))
     (resumption,) = server.resumed
     assert (resumption.turn, resumption.replayed, resumption.dropped, resumption.why) == (3, 3, 0, None)
     assert resumption.reason == "AllocationEnded"
@@ -182,11 +167,11 @@ async def test_a_lease_goes_on_with_the_calls_that_the_server_has(template: Chat
 
 
 async def test_an_environment_that_cannot_be_saved_needs_walltime_for_the_budget(
-    template: ChatTemplate, sandbox: Sandbox
+    template: ChatTemplate, shared_sandbox: Sandbox
 ) -> None:
     forgets = SimpleNamespace(saves=False)
     for walltime, fits in ((59.0, False), (61.0, True)):
-        running = agent_of(Server(), template, sandbox, "exit", environment=forgets, walltime=walltime)
+        running = agent_of(Server(), template, shared_sandbox, "exit", environment=forgets, walltime=walltime)
         if fits:
             assert (await running).status is Status.COMPLETED
         else:

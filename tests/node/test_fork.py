@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -62,11 +61,6 @@ async def go(run: AgentProgress, template: ChatTemplate, *texts: str) -> tuple[O
 
 def point(turn: int, rollout: str = "parent") -> ForkPoint:
     return ForkPoint(rollout=rollout, turn=turn)
-
-
-@pytest.fixture
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
 
 
 async def test_the_next_prompt_is_the_parents_and_its_tokens_are_context(template: ChatTemplate) -> None:

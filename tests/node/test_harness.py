@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -61,11 +60,6 @@ class FailingPolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
         raise self._error
-
-
-@pytest.fixture(scope="module")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

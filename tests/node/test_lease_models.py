@@ -73,11 +73,6 @@ class Sampler:
 Judge = Callable[..., LeaseModels]
 
 
-@pytest.fixture(scope="module")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
-
-
 @contextlib.asynccontextmanager
 async def judge_at(url: str, template: ChatTemplate, http: aiohttp.ClientSession | None = None) -> AsyncIterator[Judge]:
     """Give a function that makes models with the one role `judge`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -39,6 +39,7 @@ LEASE = Lease.model_validate(
 )  # fmt: skip
 
 
+Run = TypeVar("Run", bound=LeaseRun)
 HANDLERS = Handlers({"math": GuardedHandler("math", MathHandler())}, {})
 
 
@@ -83,7 +84,7 @@ class NoImages:
         return contextlib.nullcontext()
 
 
-def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
+def work(kind: type[Run], uploads: Full, lease: Lease = LEASE) -> Run:
     nothing = cast(Any, None)
     node = NodeContext(
         pools=nothing,
@@ -100,7 +101,7 @@ def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
         kept=nothing,
         end=AllocationEnd(),
     )
-    return kind(node, LEASE, lambda: None)
+    return kind(node, lease, lambda: None)
 
 
 async def test_a_sandbox_that_dies_with_its_job_is_no_attempts_fault() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,11 +33,6 @@ from tests.support.scripted_agent import call
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SAID = ["1. count", call("bash", command="cat count; echo x >> count"), "three", "count again", "two files", "done"]
 """Turns of the documented handler: planner, worker twice, planner, worker, planner."""
-
-
-@pytest.fixture(scope="module")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import pytest_asyncio
 
 from rollyard.core.errors import EndpointLost, HandlerFailed, NodeFault, RoleModelFailed, TaskError
 from rollyard.kinds.rollout import Sampling, Stage, Status
@@ -21,10 +20,7 @@ from rollyard.node import own_loop
 from rollyard.node.agent_run import AgentResult, LoopParts
 from rollyard.node.lease_models import LeaseModels, RoleSampler
 from rollyard.node.own_loop import OwnLoopRun
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.find_runtime import find_runtime
 from rollyard.sandbox.sandbox import Sandbox
-from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks import LoopAgent, Score
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tokens.chat_template import ChatTemplate
@@ -86,21 +82,6 @@ class Looped:
         return Score(1.0)
 
 
-@pytest.fixture(scope="module")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandbox() -> AsyncIterator[Sandbox]:
-    limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
-    async with (
-        SandboxFactory(find_runtime("auto")) as factory,
-        await factory.start(SandboxSpec(None, limits)) as started,
-    ):
-        yield started
-
-
 async def no_judge(role: str) -> RoleSampler:
     raise NodeFault("there is no judge here")
 
@@ -119,15 +100,16 @@ class Site:
         )  # fmt: skip
         self.policy = Told(template, *texts)
         self.ended: list[int] = []
-        models = LeaseModels({"judge": RoleLimits()}, no_judge, Stage.RUN)
-        parts = LoopParts(lease, sandbox, template, ["bash"])
-        self.run = OwnLoopRun(GuardedHandler("looped", handler), parts, cast(Any, self.policy), models)
 
-    async def go(self, budget: float = 60.0) -> AgentResult:
         async def turn_ended(turn: int) -> None:
             self.ended.append(turn)
 
-        return await self.run.run(budget, turn_ended)
+        models = LeaseModels({"judge": RoleLimits()}, no_judge, Stage.RUN)
+        parts = LoopParts(lease, sandbox, template, ["bash"])
+        self.run = OwnLoopRun(GuardedHandler("looped", handler), parts, cast(Any, self.policy), models, turn_ended)
+
+    async def go(self, budget: float = 60.0) -> AgentResult:
+        return await self.run.run(budget)
 
 
 def documented() -> Any:
@@ -140,9 +122,11 @@ def documented() -> Any:
 
 
 async def test_the_documented_loop_plans_acts_and_reflects_and_every_token_is_recorded(
-    template: ChatTemplate, sandbox: Sandbox
+    template: ChatTemplate, shared_sandbox: Sandbox
 ) -> None:
-    site = Site(template, sandbox, documented(), "1. count", CALL, "three files", "count again", "two files", "done")
+    site = Site(
+        template, shared_sandbox, documented(), "1. count", CALL, "three files", "count again", "two files", "done"
+    )
     found = await site.go()
     assert (found.status, found.cut_short, found.breaks) == (Status.COMPLETED, None, {})
     turns = found.turns
@@ -308,7 +292,7 @@ async def test_a_cancelled_lease_ends_the_loop_with_its_calls(template: ChatTemp
     assert not seen.is_set(), "its block `finally` has run"
 
 
-async def test_what_a_loop_gets_wrong_is_named(template: ChatTemplate, sandbox: Sandbox) -> None:
+async def test_what_a_loop_gets_wrong_is_named(template: ChatTemplate, shared_sandbox: Sandbox) -> None:
     wrong: list[str] = []
 
     async def careless_calls(agent: LoopAgent) -> None:
@@ -324,7 +308,7 @@ async def test_what_a_loop_gets_wrong_is_named(template: ChatTemplate, sandbox: 
                 wrong.append(str(error))
         await first
 
-    await Site(template, sandbox, Looped(careless_calls)).go()
+    await Site(template, shared_sandbox, Looped(careless_calls)).go()
     assert wrong == [
         "a conversation does one thing at a time; begin another one with agent.conversation()",
         "[]",

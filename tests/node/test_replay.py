@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -63,11 +62,6 @@ async def again(
         ended.append(turn)
 
     return run, await play_again(run, saved, cast(Any, shell), begun_with, network, turn_ended), ended
-
-
-@pytest.fixture
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
 
 
 @pytest.mark.parametrize("texts", [CALLS, [TWO, WRONG, CALLS[2]]], ids=["calls", "several and a wrong one"])

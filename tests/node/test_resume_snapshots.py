@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +25,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trajectory import Outcome, RunResult, SavedTurn
 from rollyard.wire.node import LeaseRef, SnapshotHeader, StoredTurns, TurnsHeader
 from tests.node.test_fork import CALLS, Told, begun
-from tests.node.test_lease_run import Full, work
+from tests.node.test_lease_run import LEASE, Full, work
 
 REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
 
@@ -83,11 +82,6 @@ async def saved(
         return snapshots
 
 
-@pytest.fixture
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
-
-
 async def test_a_snapshot_is_stored_behind_its_turn(
     sandbox: Sandbox, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,11 +122,8 @@ class Unusable(LeaseRun):
 
     tried: list[tuple[int, int]]
 
-    async def _saved_work(self, handler: GuardedHandler) -> SavedWork:
-        self.tried = []
-        return SavedWork(cast(list[SavedTurn], [None] * 3), RolloutSnapshot(turn=2), count=3)
-
-    async def _run_with(self, handler: GuardedHandler, saved: SavedWork) -> RunResult:
+    async def _run_in_sandbox(self, handler: GuardedHandler) -> RunResult:
+        saved = self._handover.saved
         self.tried.append((len(saved.turns), saved.begun_with))
         if saved.turns:
             raise ResumeFailed("it is damaged")
@@ -150,15 +141,16 @@ class Stored(Full):
 @pytest.mark.parametrize(("resume", "why"), [(False, "`resume` is never"), (True, "the saved turns cannot be read: ")])
 async def test_a_rollout_that_begins_again_gets_no_files_of_a_turn(resume: bool, why: str) -> None:
     """A pool may have been changed to `resume: never` meanwhile."""
-    run, handler = work(LeaseRun, Stored()), cast(GuardedHandler, SimpleNamespace(has_loop=False, loop_differs=False))
-    run._lease = run._lease.model_copy(update={"saved_turns": 1, "resume": resume})
-    saved = await run._saved_work(handler)
+    lease = LEASE.model_copy(update={"saved_turns": 1, "resume": resume})
+    run, handler = work(LeaseRun, Stored(), lease), SimpleNamespace(has_loop=False, loop_differs=False)
+    await run._handover.load(cast(GuardedHandler, handler), cast(Any, None))
+    saved = run._handover.saved
     assert (saved.turns, saved.snapshot, saved.count) == ((), None, 1)
     assert (saved.failed or "").startswith(why)
 
 
 async def test_a_damaged_snapshot_leads_to_init_and_damaged_turns_to_the_beginning() -> None:
-    run = cast(Unusable, work(Unusable, Full()))
-    run._lease = run._lease.model_copy(update={"agent": AgentSpec(type="nothing")})
+    run = work(Unusable, Full(), LEASE.model_copy(update={"agent": AgentSpec(type="nothing")}))
+    run.tried, run._handover.saved = [], SavedWork(cast(list[SavedTurn], [None] * 3), RolloutSnapshot(turn=2), count=3)
     await run.run()
     assert run.tried == [(3, 2), (3, 0), (0, 0)]

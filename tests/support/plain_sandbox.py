@@ -1,4 +1,4 @@
-"""A fixture: a real sandbox without an image, with bubblewrap."""
+"""Fixtures: real sandboxes without an image."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ LIMITS = Limits(cpus=1, memory_bytes=512 << 20, disk_bytes=32 << 20, processes=6
 
 @pytest_asyncio.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
+    """With bubblewrap."""
     async with (
         SandboxFactory(find_runtime("bubblewrap")) as factory,
         await factory.start(SandboxSpec(None, LIMITS)) as own,
     ):
         yield own
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_sandbox() -> AsyncIterator[Sandbox]:
+    """One for all tests of a module, with more room."""
+    limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
+    async with (
+        SandboxFactory(find_runtime("auto")) as factory,
+        await factory.start(SandboxSpec(None, limits)) as started,
+    ):
+        yield started
