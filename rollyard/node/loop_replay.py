@@ -41,13 +41,14 @@ class LoopReplay:
         self.seconds = 0.0
         """Seconds of RUN's budget that the given turns took."""
 
-    def take(self, chat: AgentProgress, prompt: Sequence[int], *, alone: bool) -> SavedTurn | None:
-        """Return the turn for this prompt, or None: it must be sampled. `alone`: no other conversation does something."""
+    def take(self, chat: AgentProgress, prompt: Sequence[int], *, alone: bool, others_ask: bool) -> SavedTurn | None:
+        """Return the turn for this prompt, or None: it must be sampled. `alone`: no other conversation does something.
+        `others_ask`: others are about to take a turn, perhaps their first one."""
         queue = self._claimed.get(chat.number)
         if queue is None:
             queue = self._claimed[chat.number] = self._claim(chat, prompt)
         if not queue:
-            self.over |= alone or not any(self._claimed.values())
+            self.over |= alone or not (others_ask or any(self._claimed.values()))
             if self.over:
                 self.end("the loop asks for another turn")
             return None
@@ -109,8 +110,9 @@ class LoopReplay:
 
     def _drop(self, why: str) -> None:
         self._why, self.over = self._why or why, True
-        for queue in self._queues():
+        for queue in self._claimed.values():
             queue.clear()
+        self._unclaimed.clear()
 
     def _queues(self) -> list[Queue]:
         return [*self._claimed.values(), *self._unclaimed.values()]

@@ -95,6 +95,8 @@ class OwnLoopRun:
         self._saver: TurnSaver | None = None
         self._end_of_allocation: AllocationEnd | None = None
         self._replay = LoopReplay((), has_network=False)
+        self._asking = 0
+        """Number of conversations that are about to take a saved turn."""
         self._report: ReportReplay | None = None
         """Function that reports where this run went on; None if it has reported, or there is nothing to report."""
         self._budget = 0.0
@@ -186,8 +188,12 @@ class OwnLoopRun:
         """Give the conversation its saved turn, if it asks for it. Raises ResumeFailed."""
         if self._replay.over:
             return False
-        prompt = await prompt_ids_of(chat.conversation, None)
-        saved = self._replay.take(chat, prompt, alone=len(self._active) == 1)
+        self._asking += 1
+        try:
+            prompt = await prompt_ids_of(chat.conversation, None)
+        finally:
+            self._asking -= 1
+        saved = self._replay.take(chat, prompt, alone=len(self._active) == 1, others_ask=self._asking > 0)
         if saved is None:
             if self._replay.over:
                 await self._begin_new_turns()

@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from rollyard.core.errors import AllocationEnds
 from rollyard.kinds.rollout import AgentSpec
-from rollyard.node.agent_loop import AgentProgress
+from rollyard.node import own_loop
+from rollyard.node.agent_loop import AgentProgress, prompt_ids_of
 from rollyard.node.agent_run import AgentResult
 from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.replay import Replay
@@ -25,6 +26,7 @@ from rollyard.sandbox.sandbox_factory import SandboxFactory
 from rollyard.tasks import LoopAgent
 from rollyard.tasks.guarded_handler import GuardedHandler
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.conversation import Conversation
 from rollyard.trajectory import SavedTurn
 from rollyard.wire.node import Lease
 from tests.node.test_own_loop import ASK, MORE, Looped, Site, careless, documented
@@ -160,8 +162,12 @@ async def test_a_loop_that_asks_for_something_else_samples_from_there_on(templat
     assert [turn.text for turn in now.turns] == texts.get(how, ["a", "d", "e"])
 
 
-async def test_conversations_at_the_same_time_get_their_turns_in_any_order(template: ChatTemplate) -> None:
-    """The turn that was under way in one of them is sampled, and the other one still gets its turns."""
+@pytest.mark.parametrize("late", [False, True])
+async def test_conversations_at_the_same_time_get_their_turns_in_any_order(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """The turn that was under way in one of them is sampled, and the other one still gets its turns. `late`: it asks for its
+    first one when the other one has none left."""
 
     async def both(agent: LoopAgent) -> None:
         async def one(name: str, turns: int) -> None:
@@ -179,6 +185,14 @@ async def test_conversations_at_the_same_time_get_their_turns_in_any_order(templ
     saved = first.saver.saved
     lost = [one for one in saved if one.conversation == 0] + [one for one in saved if one.conversation == 1][:1]
     again = Again(Site(template, NO_SANDBOX, Looped(both)), lost[::-1][:1] + lost[:-1])
+
+    async def prompt_ids(conversation: Conversation, context: int | None) -> list[int]:
+        ids = await prompt_ids_of(conversation, context)
+        while late and "first" in template.decode(ids) and not again.site.policy.prompts:
+            await asyncio.sleep(0)
+        return ids
+
+    monkeypatch.setattr(own_loop, "prompt_ids_of", prompt_ids)
     now = await again.go()
     ((replay, stored),) = again.reports
     assert replay == Replay(5, 5)
