@@ -19,14 +19,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.control_plane import cpu_seconds
-from bench.page_site import BATCH, EVALUATION, GROUP, LONG, OUTPUT
-from bench.page_tasks import traced
+from bench.page_site import BATCH, EVALUATION, GROUP, LONG, LONG_TURNS, OUTPUT
+from bench.page_tasks import Tasks, traced
 from tests.support.browser import Browser, Tab, chromium
+from tests.support.token_canvas import NUMBERS, ROW, gap
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("views", "scroll", "shares", "follow")
@@ -66,30 +67,35 @@ WAIT_SECONDS = 300.0
 SHARE_SECONDS, SHARE_ROUNDS = 20.0, 3
 FRAME_MS = 1000 / 60
 SCROLL_SPEEDS, SCROLL_SECONDS = (2_000, 10_000, 50_000), 5.0
-"""Pixels a second: a reader, a searcher, and a wheel without a stop."""
+"""Pixels a second: a reader, a searcher, and a wheel without a stop. Longest time of each, if the text is long enough."""
 SAMPLE_SECONDS, TRACE_SECONDS = 60.0, 10.0
 TOKENS = View(
-    "tokens of 131,072", f"#/rollouts/{LONG}?view=tokens", ".tokens .row:nth-child(10)", f"/v1/rollouts/{LONG}/tokens"
+    "tokens of 131,072", f"#/rollouts/{LONG}?view=tokens", ".tokens canvas[style]", f"/v1/rollouts/{LONG}/tokens"
 )
-MIDDLE = """(({x, y, width, height}) => [x + width / 2, y + height / 2])
-  (document.querySelector('.tokens').getBoundingClientRect())"""
-WATCH_FRAMES = """
-window.watched = {frames: 0, notWhole: 0, on: true, stop() { this.on = false; return [this.frames, this.notWhole]; }};
-{
-  const look = () => {
-    if (!watched.on) return;
-    const box = document.querySelector('.tokens');
-    const tops = [...box.querySelectorAll('.row')].map(row => parseFloat(row.style.top)).sort((a, b) => a - b);
-    const height = tops[1] - tops[0], below = tops[tops.length - 1] + height;
-    watched.frames += 1;
-    const seen = Math.min(box.scrollTop + box.clientHeight, box.scrollHeight - height);
-    watched.notWhole += tops[0] > box.scrollTop || below < seen;
-    requestAnimationFrame(look);
-  };
-  requestAnimationFrame(look);
-}
-"""
-"""Count frames, and those in which rows of tokens were missing in sight."""
+CONVERSATION = View(
+    "conversation of 131,072 tokens", f"#/rollouts/{LONG}", ".turns .turn:nth-child(5)", f"/v1/rollouts/{LONG}?"
+)
+SCROLLED = (
+    ("plain text", TOKENS, ".tokens"),
+    ("tokens", TOKENS, ".tokens"),
+    ("tokens by probability", replace(TOKENS, address=f"{TOKENS.address}&colour=logprob"), ".tokens"),
+    ("conversation", CONVERSATION, "html"),
+)
+"""Names, views, and the selectors of what scrolls in them."""
+MIDDLE = """(({x, y, width, height}) => [x + width / 2, y + Math.min(height, innerHeight) / 2])
+  (document.querySelector('%s').getBoundingClientRect())"""
+WAY = "(({scrollHeight, clientHeight}) => scrollHeight - clientHeight)(document.querySelector('%s'))"
+"""Pixels that an element can be scrolled."""
+PLAIN = """{
+  const box = document.querySelector('.tokens'), plain = box.cloneNode(), text = document.createElement('pre');
+  text.style.font = 'inherit';
+  text.style.margin = 0;
+  const line = 'words of a text that the browser scrolls without a script '.repeat(3).slice(0, 150);
+  text.textContent = (line + '\\n').repeat(box.scrollHeight / 22);
+  plain.append(text);
+  box.replaceWith(plain);
+}"""
+"""Put a plain text into the place of the tokens, in as many rows."""
 VIEWS = [
     View("list of rollouts", "#/rollouts", "main tbody tr:nth-child(50)", "/v1/rollouts?"),
     View("overview", "#/overview", "main section tbody tr", "/v1/changes"),
@@ -98,7 +104,7 @@ VIEWS = [
     View("batch of 3,000 groups, 500 steps", f"#/batches/{BATCH}", ".charts svg[role=img]", "/v1/history/batches"),
     View("evaluation of 5,000 tasks", f"#/evaluations/{EVALUATION}", "main tbody tr:nth-child(50)", "/tasks"),
     View("group of 64", f"#/groups/{GROUP}", ".side .card:nth-child(64) pre", f"/v1/rollouts/{GROUP}"),
-    View("conversation of 131,072 tokens", f"#/rollouts/{LONG}", ".turns .turn:nth-child(5)", f"/v1/rollouts/{LONG}?"),
+    CONVERSATION,
     TOKENS,
     View("tool output of 4 MB", f"#/rollouts/{OUTPUT}", ".turns .turn pre.output", f"/v1/rollouts/{OUTPUT}?"),
 ]  # fmt: skip
@@ -166,27 +172,45 @@ class Bench:
                 print(f"{view.name:34}{whole:16.0f}{after:12.0f}{longest}{elements:9}", flush=True)
 
     async def scroll(self) -> None:
-        """Scroll through the tokens by the mouse wheel; print the frames, and those in which rows were missing."""
+        """Scroll by the mouse wheel through a plain text, tokens in as many rows, and a conversation; print the frames."""
         tab = await self.tab()
-        await open_view(tab, self.page, TOKENS)
-        x, y = await tab.evaluate(MIDDLE)
-        heads = f"{'frames':>8}{'dropped':>9}{'not whole':>11}{'long':>6}{'longest task: CPU':>19}{'wall':>6}"
-        print(f"{'tokens of 131,072, scrolled at':34}{heads}; long: tasks of more than {FRAME_MS:.0f} ms of CPU")
+        heads = "".join(
+            f"{head:>11}" for head in ("frames", "late", "dropped", "not whole", "long", "longest", "CPU", "ratio")
+        )
+        print(f"{'scrolled, px/s':34}{heads}; long: tasks of more than {FRAME_MS:.0f} ms of CPU; "
+              "longest task, and CPU of a frame, in ms of CPU; ratio: to that of plain text")  # fmt: skip
         for speed in SCROLL_SPEEDS:
-            await tab.evaluate("document.querySelector('.tokens').scrollTop = 0")
-            await tab.settle(1.0)
-            await tab.evaluate(WATCH_FRAMES)
-            async with traced(self.browser) as tasks:
-                await tab.call(
-                    "Input.synthesizeScrollGesture", x=x, y=y, yDistance=-round(speed * SCROLL_SECONDS), speed=speed,
-                    gestureSourceType="mouse",
-                )  # fmt: skip
-            frames, not_whole = await tab.evaluate("watched.stop()")
-            long = sum(ms > FRAME_MS for ms in tasks.cpu)
-            numbers = (
-                f"{frames:8}{tasks.dropped:9}{not_whole:11}{long:6}{tasks.longest_cpu:19.0f}{tasks.longest_wall:6.0f}"
-            )
-            print(f"{speed:25,} px/s    {numbers}", flush=True)
+            plain = 0.0
+            for name, view, scrolls in SCROLLED:
+                await open_view(tab, self.page, view)
+                if view is CONVERSATION:
+                    await tab.until(f"document.querySelector('#turn-{LONG_TURNS}') !== null")
+                if name == "plain text":
+                    await tab.evaluate(PLAIN)
+                    await tab.settle(1.0)
+                tasks, not_whole = await self._scrolled(tab, speed, scrolls)
+                frame = sum(tasks.cpu) / tasks.drawn
+                plain = plain or frame
+                long = sum(ms > FRAME_MS for ms in tasks.cpu)
+                counts = f"{tasks.drawn:11}{tasks.late:11}{tasks.dropped:11}{not_whole:>11}{long:11}"
+                print(
+                    f"{f'{name} at {speed:,}':34}{counts}{tasks.longest_cpu:11.0f}{frame:11.1f}{frame / plain:11.2f}",
+                    flush=True,
+                )
+
+    async def _scrolled(self, tab: Tab, speed: int, scrolls: str) -> tuple[Tasks, str]:
+        """Scroll down, and then up while the window is filmed. Return the tasks, and how many frames of the film lack a row."""
+        x, y = await tab.evaluate(MIDDLE % scrolls)
+        way = min(round(speed * SCROLL_SECONDS), await tab.evaluate(WAY % scrolls))
+        wheel = {"x": x, "y": y, "speed": speed, "gestureSourceType": "mouse"}
+        async with traced(self.browser) as tasks:
+            await tab.call("Input.synthesizeScrollGesture", yDistance=-way, **wheel)
+        if scrolls != ".tokens":
+            return tasks, ""
+        numbers = await tab.evaluate(NUMBERS)
+        async with tab.filmed() as film:
+            await tab.call("Input.synthesizeScrollGesture", yDistance=way, **wheel)
+        return tasks, f"{sum(gap(frame, *numbers) > ROW for frame in film)} of {len(film)}"
 
     async def shares(self) -> None:
         """Print what 0, 1 and 3 open pages cost the server and the proxy, in turn, while objects change."""

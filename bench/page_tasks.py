@@ -22,8 +22,10 @@ class Tasks:
     cpu: list[float] = field(default_factory=list)
     drawn: int = 0
     """Frames of all pages."""
+    late: int = 0
+    """Frames that the browser scrolled by itself, because the page's part was not ready."""
     dropped: int = 0
-    """Frames that came too late for their moment."""
+    """Moments of the screen without a new frame."""
 
     @property
     def longest_wall(self) -> float:
@@ -63,8 +65,11 @@ def _add(found: Tasks, events: list[dict[str, Any]]) -> None:
         (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "CrRendererMain"
     }
     for event in events:
-        if event["name"].endswith("RunTask") and (event["pid"], event["tid"]) in mains:
+        if event["name"] == "ThreadControllerImpl::RunTask" and (event["pid"], event["tid"]) in mains:
             found.wall.append(event.get("dur", 0) / 1000)
             found.cpu.append(event.get("tdur", 0) / 1000)
         found.drawn += event["name"] == "DrawFrame"
-        found.dropped += event["name"] == "DroppedFrame"
+        if event["name"] == "DroppedFrame":
+            partial = event["args"]["hasPartialUpdate"]
+            found.late += partial
+            found.dropped += not partial

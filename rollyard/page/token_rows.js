@@ -39,8 +39,8 @@ export class TokenLayout {
     const end = Math.min(texts.length + tokens, ids.length);
     for (let i = texts.length; i < end; i += 1) {
       const text = this.textOf(ids[i]);
-      let size = text.length;
-      if (size && text.charCodeAt(size - 1) > 0x10ff && WIDE.test(text)) size *= 2;
+      let size = Math.max(text.length, 1);
+      if (text.charCodeAt(size - 1) > 0x10ff && WIDE.test(text)) size *= 2;
       if (i > starts[starts.length - 1] && (this.used + size > width || begins.has(i))) {
         starts.push(i);
         this.used = 0;

@@ -4,6 +4,7 @@ import { breakText } from './conversation.js';
 import { count } from './format.js';
 import { usePoll } from './poll.js';
 import { rolloutPath, url } from './api.js';
+import { TokenInk } from './token_ink.js';
 import { ROW, TokenPaper } from './token_paper.js';
 import { TokenLayout, tokenShape } from './token_rows.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './view.js';
@@ -39,25 +40,27 @@ function Legend({ by, versions }) {
 /** @param {{t: import('./columns.js').Trajectory, known: import('./token_rows.js').Known | null, by: string, turn?: number, linkTo: (turn: number, view?: string) => string}} props */
 function Grid({ t, known, by, turn, linkTo }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const [ink, setInk] = useState(/** @type {TokenInk | null} */ (null));
   const [width, setWidth] = useState(0);
   const [chosen, setChosen] = useState(-1);
   const wanted = useRef(-1); // a token that comes into sight as soon as it is laid out
   const layout = useMemo(() => new TokenLayout(t.ids, known, t.segments, width), [t, known, width]);
-  const paper = useMemo(() => new TokenPaper(t, layout, by), [t, layout, by]);
-  const drawn = useRef(paper);
-  drawn.current = paper;
+  const paper = useMemo(() => ink && new TokenPaper(t, layout, by, ink), [t, layout, by, ink]);
+  const shown = useRef({ paper, chosen });
+  shown.current = { paper, chosen };
   const turnAt = useMemo(() => turnFinder(t.turns), [t]);
   const draw = () => {
     const element = /** @type {HTMLElement} */ (box.current);
-    const all = /** @type {HTMLElement} */ (element.querySelector('.all'));
-    const { layout: of } = drawn.current;
+    const all = /** @type {HTMLElement} */ (element.firstElementChild);
+    const { layout: of } = shown.current.paper ?? {};
+    if (!of?.texts.length) return;
     all.style.height = `${of.allRows * ROW}px`;
     if (wanted.current >= 0 && wanted.current < of.texts.length) {
       const y = of.rowOf(wanted.current) * ROW;
       if (y < element.scrollTop || y > element.scrollTop + element.clientHeight - 2 * ROW) element.scrollTop = Math.max(0, y - 3 * ROW);
       wanted.current = -1;
     }
-    drawn.current.draw(all, element.scrollTop, element.clientHeight);
+    shown.current.paper?.draw(/** @type {HTMLCanvasElement} */ (all.firstElementChild), element, shown.current.chosen);
   };
   /** @param {number} token */
   const show = (token) => {
@@ -67,23 +70,29 @@ function Grid({ t, known, by, turn, linkTo }) {
   };
   useLayoutEffect(() => {
     const element = /** @type {HTMLElement} */ (box.current);
-    const measure = () => {
-      const probe = /** @type {HTMLElement} */ (element.querySelector('.probe'));
-      setWidth(Math.max(16, Math.floor((element.clientWidth - 76) / (probe.getBoundingClientRect().width / 20)) - 2));
-    };
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
+    const style = () => setInk(new TokenInk(element));
+    style();
+    const themes = ['(prefers-color-scheme: dark)', '(forced-colors: active)'].map((query) => matchMedia(query));
+    for (const theme of themes) theme.addEventListener('change', style);
     element.addEventListener('scroll', draw, { passive: true });
     return () => {
-      observer.disconnect();
+      for (const theme of themes) theme.removeEventListener('change', style);
       element.removeEventListener('scroll', draw);
     };
   }, []);
   useLayoutEffect(() => {
-    box.current?.querySelector('.all')?.replaceChildren();
-    draw();
-  }, [paper]);
+    if (!ink) return undefined;
+    const element = /** @type {HTMLElement} */ (box.current);
+    const measure = () => {
+      setWidth(Math.max(16, Math.floor((element.clientWidth - 76) / ink.cell) - 2));
+      draw();
+    };
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, [ink]);
+  useLayoutEffect(draw, [paper, chosen]);
   useLayoutEffect(() => {
     if (!width) return undefined;
     let timer = 0;
@@ -112,14 +121,15 @@ function Grid({ t, known, by, turn, linkTo }) {
     event.preventDefault();
     show(Math.min(Math.max(next, 0), t.ids.length - 1));
   };
-  /** @param {any} event */
-  const point = (event) => { if (event.target.dataset?.i) setChosen(Number(event.target.dataset.i)); };
-  useEffect(() => paper.choose(chosen), [paper, chosen]);
+  /** @param {MouseEvent} event */
+  const point = (event) => {
+    const token = event.target instanceof HTMLCanvasElement && paper ? paper.at(event.offsetX, event.offsetY) : -1;
+    if (token >= 0) setChosen(token);
+  };
   return html`<${LeastLikely} t=${t} texts=${layout.texts} show=${show} />
     <div class="tokens" ref=${box} tabindex="0" role="application" aria-label="Tokens. Arrow keys move from token to token; the line below describes the token."
-      onKeyDown=${key} onClick=${point} onMouseOver=${point}>
-      <span class="probe" aria-hidden="true">00000000000000000000</span>
-      <div class="all"></div>
+      onKeyDown=${key} onClick=${point} onMouseMove=${point}>
+      <div><canvas></canvas></div>
     </div>
     <p class="token-line" role="status" aria-live="polite">${chosen >= 0 ? describe(t, layout.texts[chosen] ?? '', chosen, turnAt(chosen), linkTo) : `${count(t.ids.length)} tokens. Point at one, or move with the arrow keys.`}</p>`;
 }

@@ -29,6 +29,7 @@ from tests.support.browser import Tab, chromium
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import PlayedPool
 from tests.support.reports import finish
+from tests.support.token_canvas import DRAWN, LINE, PIXELS, places, point, press
 
 pytestmark = pytest.mark.heavy
 
@@ -49,6 +50,9 @@ TURNS = [
     ),
     Turn(segment=1, prompt_length=2, response_length=1, text="Done.", finish_reason="length"),
 ]  # fmt: skip
+
+COLOUR = f"{PIXELS}(1)[0]"
+"""Colour of a corner of the tokens."""
 
 
 @dataclass
@@ -123,15 +127,24 @@ async def test_a_trajectory_is_shown_as_it_is_and_nothing_in_it_runs(serving: Se
             assert "ThoughtsDropped" in (await page.texts(".break"))[0]
             assert "cut at the limit of tokens" in (await page.texts("#turn-2"))[0]
 
-            await page.show("#/rollouts/hostile?view=tokens", "document.querySelector('.tokens .tok') !== null")
-            assert len(await page.texts(".tokens .tok")) == 7
-            assert len(await page.texts(".tokens .tok.sampled")) == 3
-            assert len(await page.texts(".tokens .row.begins")) == 1
+            tab = page.tab
+            await page.show("#/rollouts/hostile?view=tokens", DRAWN)
+            lines = [await press(tab, "ArrowRight") for _ in range(7)]
+            assert [line.partition(" of 7 tokens")[0] for line in lines] == [f"Index {n}" for n in range(7)]
+            assert sum("· sampled, logprob" in line for line in lines) == 3
+            assert len({y for _, y in await places(tab, "begins", "color")}) == 2, "one line of two pixels"
+            light = await tab.evaluate(COLOUR)
+            await tab.look(dark=True)
+            await tab.until(f"{COLOUR} !== {light}")
+            assert await places(tab, "sampled") != []
+            await tab.look()
+            await tab.until(f"{COLOUR} === {light}")
             await page.show(
-                "#/rollouts/hostile?view=tokens&colour=logprob", "document.querySelector('.tokens .p4') !== null"
+                "#/rollouts/hostile?view=tokens&colour=logprob", "document.querySelector('.legend .p4') !== null"
             )
-            await page.tab.click(".tokens .p4")
-            assert "logprob −6.0000" in await page.text(".token-line")
+            x, y = (await places(tab, "p4"))[0]
+            await point(tab, x + 1, y + 1)
+            await tab.until(f"{LINE}.includes('logprob −6.0000')")
             assert "weights v2" in await page.text(".token-line")
 
             await page.show("#/rollouts/faulty", "document.querySelector('main').textContent.includes('no reward')")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 
 import pytest
@@ -15,12 +16,14 @@ from tests.api.test_page import _end, opened
 from tests.api.test_rollouts_waiting import change, pool, submit
 from tests.support import make
 from tests.support.outside_api import Api, Serve
+from tests.support.token_canvas import DRAWN, LINE, NUMBERS, ROW, gap, places, point, press
 
 pytestmark = pytest.mark.heavy
 TOKENS, TURNS = 60_000, 100
 EVENTS_KEPT = 1000
-ROWS_DRAWN = 60
-"""More rows than a window of 800 pixels and its edges have."""
+BOX = "document.querySelector('.tokens')"
+FRAMES = "new Promise(done => { let n = 10; const next = () => n-- ? requestAnimationFrame(next) : done(); next(); })"
+"""Ten frames of the page."""
 
 
 def long_outcome() -> Outcome:
@@ -46,32 +49,45 @@ async def test_of_a_long_trajectory_only_what_one_sees_is_drawn(serving: Serve) 
         await _end(api, long_outcome())
         async with opened(api) as page:
             tab = page.tab
-            rows = "document.querySelectorAll('.tokens .row').length"
-            place = "parseFloat(document.querySelector('.tokens .row').style.top)"
-            await page.show("#/rollouts/long?view=tokens&turn=90", "document.querySelector('.tokens .chosen') !== null")
+            await page.show("#/rollouts/long?view=tokens&turn=90", f"{DRAWN} && {BOX}.scrollTop > 0")
             turn_90 = 89 * TOKENS // TURNS + TOKENS // TURNS // 2
-            assert await tab.evaluate("document.querySelector('.tokens .chosen').dataset.i") == str(turn_90)
-            assert 0 < await tab.evaluate(rows) < ROWS_DRAWN
-            assert await tab.evaluate(place) > 0, "it is in sight, and not the beginning"
-            await tab.evaluate("document.querySelector('.tokens').focus()")
+            await tab.until(f"{LINE}.includes('Index {_spaced(turn_90)} of')")
+            x, y = (await places(tab, "sampled"))[0]
+
+            # a mouse that rests does not choose the tokens that move below it
+            await point(tab, x, y)
             for key, token in (("End", TOKENS - 1), ("Home", 0)):
-                event = {"key": key, "ctrlKey": True, "bubbles": True}
-                await tab.evaluate(
-                    f"document.querySelector('.tokens').dispatchEvent(new KeyboardEvent('keydown', {json.dumps(event)}))"
-                )
-                await tab.until(f"document.querySelector('.tokens .chosen')?.dataset.i === '{token}'")
-                await tab.until(
-                    f"document.querySelector('.token-line').textContent.includes('Index {_spaced(token)} of')"
-                )
-                assert 0 < await tab.evaluate(rows) < ROWS_DRAWN
-            seen = set()
+                said = await press(tab, key, control=True)
+                assert f"Index {_spaced(token)} of" in said
+                await tab.evaluate(FRAMES)
+                assert await tab.evaluate(LINE) == said
+            seen: list[int] = []
             for share in (0.25, 0.5, 0.75, 1.0):
-                top = f"document.querySelector('.tokens').scrollHeight * {share}"
-                await tab.evaluate(f"document.querySelector('.tokens').scrollTop = {top}")
-                await tab.until(f"Math.abs({place} - document.querySelector('.tokens').scrollTop) < 1000")
-                seen.add(await tab.evaluate("document.querySelector('.tokens .tok').dataset.i"))
-                assert 0 < await tab.evaluate(rows) < ROWS_DRAWN
-            assert len(seen) == 4
+                await tab.evaluate(f"{BOX}.scrollTop = {BOX}.scrollHeight * {share}")
+                await tab.evaluate(FRAMES)
+                said = await tab.evaluate(LINE)
+                await point(tab, x, y + len(seen))
+                await tab.until(f"{LINE} !== {json.dumps(said)}")
+                seen.append(int("".join(re.findall(r"\d", (await tab.evaluate(LINE)).partition(" of ")[0]))))
+            assert seen == pytest.approx([TOKENS * share for share in (0.25, 0.5, 0.75, 1.0)], abs=TOKENS // 10)
+            assert await tab.evaluate(f"{BOX}.querySelectorAll('*').length") == 2, (
+                "a canvas in a box of all rows' height"
+            )
+
+            # no frame of the window lacks a row, however fast one scrolls
+            numbers = await tab.evaluate(NUMBERS)
+            async with tab.filmed() as film:
+                for way in (20_000, -20_000):
+                    await tab.call(
+                        "Input.synthesizeScrollGesture",
+                        x=x,
+                        y=y,
+                        yDistance=way,
+                        speed=20_000,
+                        gestureSourceType="mouse",
+                    )
+            assert len(film) > 10
+            assert max(gap(frame, *numbers) for frame in film) <= ROW
 
             # a tool's output of 2.8 MB, in parts that the browser lays out when they come into sight
             await page.show("#/rollouts/long", f"document.querySelectorAll('.turn').length === {TURNS}")

@@ -51,6 +51,7 @@ class Tab:
         self.requested: list[str] = []
         """URLs of all requests, also of those that were blocked."""
         self.dialogs: list[str] = []
+        self._film: list[bytes] = []
         self._traffic = 0.0
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -104,6 +105,14 @@ class Tab:
         """Return a PNG of the window, or of the whole page."""
         return base64.b64decode((await self.call("Page.captureScreenshot", captureBeyondViewport=whole))["data"])
 
+    @contextlib.asynccontextmanager
+    async def filmed(self) -> AsyncIterator[list[bytes]]:
+        """Collect the frames of the window within the block, as PNGs."""
+        film = self._film = []
+        await self.call("Page.startScreencast", format="png")
+        yield film
+        await self.call("Page.stopScreencast")
+
     async def axe(self) -> list[str]:
         """Return what axe finds of serious and critical faults of accessibility, one line each."""
         if not await self.evaluate("'axe' in window"):
@@ -132,6 +141,9 @@ class Tab:
                 self.faults.append(f"{entry['source']} {entry['level']}: {entry['text']} ({entry.get('url', '')})")
             case "Network.requestWillBeSent":
                 self.requested.append(event["request"]["url"])
+            case "Page.screencastFrame":
+                self._film.append(base64.b64decode(event["data"]))
+                self._browser.post("Page.screencastFrameAck", self._session, sessionId=event["sessionId"])
             case "Page.javascriptDialogOpening":
                 self.dialogs.append(event["message"])
                 self._browser.post("Page.handleJavaScriptDialog", self._session, accept=True)
