@@ -15,6 +15,9 @@ from rollyard.core.errors import ImageUnavailable
 from rollyard.images.locks import wait_for_lock
 from rollyard.images.resolved_tags import ResolvedTags
 
+_TRIES = 3
+"""Number of times a file is read that others replace meanwhile."""
+
 
 class ImageFile:
     def __init__(self, name: str, path: Path, what: str, resolved: ResolvedTags, missing: str = "") -> None:
@@ -35,13 +38,15 @@ class ImageFile:
         try:
             if (known := await asyncio.to_thread(self.known)) is not None:
                 return known
-            identity = self.identity()
-            digest = await asyncio.to_thread(compute)
-            self.check_unchanged(identity)
-            self._resolved.keep(self._name, digest, identity=identity)
+            for _ in range(_TRIES):
+                identity = self.identity()
+                digest = await asyncio.to_thread(compute)
+                if self.identity() == identity:
+                    self._resolved.keep(self._name, digest, identity=identity)
+                    return digest
         finally:
             lock.release_and_delete()
-        return digest
+        raise self.changed()
 
     def known(self) -> str | None:
         """Return the digest of the present content, if it has been computed. Raises ImageUnavailable."""
@@ -49,7 +54,9 @@ class ImageFile:
         return found.digest if found is not None and found.identity == self.identity() else None
 
     def identity(self) -> str:
-        """Return a text that changes with the file. Raises ImageUnavailable."""
+        """Return a text that changes with the file. It may change without it: a file of an overlay whose layers lie on several
+        file systems may get another inode at any time (Documentation/filesystems/overlayfs.rst, Inode properties). Raises
+        ImageUnavailable."""
         try:
             info = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
@@ -58,7 +65,6 @@ class ImageFile:
             raise ImageUnavailable(self._name, f"{self._path} cannot be read: {error.strerror}") from None
         return f"{info.st_size}:{info.st_mtime_ns}:{info.st_ino}"
 
-    def check_unchanged(self, identity: str) -> None:
-        """Raises ImageUnavailable if the file is another one than before."""
-        if self.identity() != identity:
-            raise ImageUnavailable(self._name, f"{self._path} changed while it was read: it is tried again")
+    def changed(self) -> ImageUnavailable:
+        """Return the error of an image that was replaced while it was read."""
+        return ImageUnavailable(self._name, f"{self._path} changed while it was read: it is tried again")

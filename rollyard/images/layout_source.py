@@ -6,8 +6,8 @@ import asyncio
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -22,7 +22,7 @@ from rollyard.images.layer_chunks import layer_chunks
 from rollyard.images.layer_unpacker import TooBig
 from rollyard.images.layout_files import LayoutFiles, layout_files
 from rollyard.images.layouts import BuiltLayout, DockerArchive, Layout, OciLayout
-from rollyard.images.oci_manifest import BadManifest, Descriptor, parse_json, read_manifest
+from rollyard.images.oci_manifest import BadManifest, Descriptor, Manifest, parse_json, read_manifest
 from rollyard.images.resolved_tags import ResolvedTags
 from rollyard.images.tar_stream import BrokenArchive
 from rollyard.images.unpacked_layers import HeldLayers
@@ -82,6 +82,7 @@ class LayoutSource:
         self._left = 0
         """Bytes that the blobs of an image may still have."""
         self._file = ImageFile(place.name, place.content, place.what, resolved, place.missing)
+        self._digest = ""
 
     @property
     def name(self) -> str:
@@ -90,33 +91,45 @@ class LayoutSource:
     async def key(self) -> str:
         """Return the digest of the manifest; for an archive of `docker save`, which has no manifest, of one that is made.
         Raises ImageUnavailable."""
-        return await self._file.digest(lambda: f"sha256:{hashlib.sha256(self._read(_manifest)).hexdigest()}")
+        self._digest = await self._file.digest(lambda: _digest(self._read(_manifest)))
+        return self._digest
 
     def known(self) -> str | None:
         return self._file.known()
 
     async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
-        identity, self._left = self._file.identity(), room.limit_bytes
-        data = await asyncio.to_thread(self._read, _manifest)
+        self._left = room.limit_bytes
         try:
-            manifest = read_manifest(parse_json(data))
-            filled = await fill_from_blobs(self.name, manifest, self, self._blobs, folder, room, layers)
+            async with self._manifest() as manifest:
+                return await fill_from_blobs(self.name, manifest, self, self._blobs, folder, room, layers)
         except TooBig:
             raise too_big(self.name, room.limit_bytes) from None
-        except BadManifest as error:
-            raise ImageUnavailable(self.name, str(error), permanent=True) from None
-        self._file.check_unchanged(identity)
-        return filled
 
     async def layer_files(self, pins: ExitStack) -> Sequence[LayerFile]:
         """Raises ImageUnavailable and DiskFull."""
         self._left = _NO_LIMIT
-        data = await asyncio.to_thread(self._read, _manifest)
+        async with self._manifest() as manifest:
+            return await fetch_layers(manifest, self, self._blobs, pins)
+
+    @asynccontextmanager
+    async def _manifest(self) -> AsyncIterator[Manifest]:
+        """Yield the manifest that `key` has found. All blobs are verified by it, so a file that is written again with the same
+        manifest has not changed, and an error of an image that was replaced says so. Raises ImageUnavailable."""
+        data = await self._unchanged()
         try:
-            return await fetch_layers(read_manifest(parse_json(data)), self, self._blobs, pins)
-        except BadManifest as error:
-            raise ImageUnavailable(self.name, str(error), permanent=True) from None
+            yield read_manifest(parse_json(data))
+        except (BadManifest, ImageUnavailable) as error:
+            await self._unchanged()
+            if isinstance(error, BadManifest):
+                raise ImageUnavailable(self.name, str(error), permanent=True) from None
+            raise
+
+    async def _unchanged(self) -> bytes:
+        data = await asyncio.to_thread(self._read, _manifest)
+        if _digest(data) != self._digest:
+            raise self._file.changed()
+        return data
 
     async def blob(self, blob: Descriptor, path: Path) -> None:
         def copy(layout: Layout) -> None:
@@ -154,6 +167,10 @@ class LayoutSource:
             raise
         if f"sha256:{hashed.hexdigest()}" != digest:
             raise BadManifest(f"its blob {digest} is damaged: make the layout or archive again")
+
+
+def _digest(manifest: bytes) -> str:
+    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
 
 
 def _manifest(layout: Layout) -> bytes:

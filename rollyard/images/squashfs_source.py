@@ -34,6 +34,7 @@ class SquashfsSource:
         self._path = Path(image.path)
         self._limit = limit_bytes
         self._file = ImageFile(image.text, self._path, "file", resolved)
+        self._key = ""
 
     @property
     def name(self) -> str:
@@ -41,21 +42,28 @@ class SquashfsSource:
 
     async def key(self) -> str:
         """Return the sha256 of the file, which is read once for each of its contents. Raises ImageUnavailable."""
-        return await self._file.digest(self._digest)
+        self._key = await self._file.digest(self._digest)
+        return self._key
 
     def known(self) -> str | None:
         return self._file.known()
 
     async def fill(self, folder: Path, room: FillRoom, layers: HeldLayers) -> FilledImage:
         """Raises ImageUnavailable and DiskFull."""
-        identity, offset = self._file.identity(), await asyncio.to_thread(self._offset)
+        await self._check_unchanged()
+        offset = await asyncio.to_thread(self._offset)
         program, path = self._unpacker()
         env = await unpack_squashfs(self.name, self._path, offset, (program, path), folder, room)
-        self._file.check_unchanged(identity)
+        await self._check_unchanged()
         config = ImageConfig(env=env)
         if config.fault is not None:
             raise ImageUnavailable(self.name, f"{config.fault}: build the image again", permanent=True)
         return FilledImage(config)
+
+    async def _check_unchanged(self) -> None:
+        """Raise ImageUnavailable if the file has another content than when `key` looked. It is read again only if it may."""
+        if await self._file.digest(self._digest) != self._key:
+            raise self._file.changed()
 
     def _digest(self) -> str:
         self._offset()

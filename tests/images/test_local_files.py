@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,20 @@ import pytest
 from rollyard.core.errors import ImageNotFound, ImageUnavailable, SandboxStartFailed
 from rollyard.images import squashfs_source, unpack
 from rollyard.images.cache import ImageCache
+from rollyard.images.cache_folder import CacheFolder
+from rollyard.images.locks import try_lock
 from rollyard.images.oci_manifest import MANIFEST_TYPES, machine
+from rollyard.images.pinned_image import PinnedImage
 from rollyard.images.settings import CacheSettings
+from rollyard.images.unpacked_layers import layer_names
+from rollyard.images.whole_file import write_whole
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.find_runtime import find_runtime
 from tests.support.debian_packages import debian_program
 from tests.support.image_files import names, place
 from tests.support.image_registry import BASE, OCI_LAYER, Front, Pusher, digest, gz, tar
+from tests.support.until import until
 from tests.support.yard import alive
 
 CONFIG = {"Env": ["GREETING=hello"], "WorkingDir": "/app"}
@@ -176,6 +182,70 @@ async def test_a_changed_layout_is_another_image(cache: ImageCache, open_folder:
             assert place(second, "app/file").exists()
 
 
+@contextlib.asynccontextmanager
+async def filling(
+    cache: ImageCache, folder: Path, name: str, lowest: bytes
+) -> AsyncIterator[asyncio.Task[PinnedImage]]:
+    """Yield a `get` that has begun to fill the cache, and waits inside the block: another one has the lowest layer's lock."""
+    places = CacheFolder(folder)
+    places.make()
+    lock = try_lock(places.layers.lock_path(layer_names([lowest])[0]), shared=False)
+    assert lock is not None
+    task = asyncio.create_task(cache.get(parse_image(name)))
+    try:
+        await until(
+            lambda: list((folder / "blobs").glob("sha256*"))
+        )  # the configuration, which is read before the layers
+        yield task
+    finally:
+        lock.release()
+        await asyncio.wait([task])
+
+
+async def test_a_file_that_is_written_again_has_not_changed(cache: ImageCache, open_folder: Path) -> None:
+    """A build makes an image again, or an overlay copies the file: another inode, the same image."""
+    layout = LayoutMaker(open_folder / "layout")
+    listed = layout.image("v1", BASE)
+    index = layout.folder / "index.json"
+    async with filling(cache, open_folder / "cache", f"oci:{layout.folder}:v1", digest(BASE)) as task:
+        write_whole(index, index.read_bytes())
+    with task.result() as image:
+        assert image.digest == listed
+
+
+async def test_an_image_that_is_replaced_while_it_is_read_is_no_broken_one(
+    cache: ImageCache, open_folder: Path
+) -> None:
+    file, name = open_folder / "saved.tar", f"docker-archive:{open_folder}/saved.tar"
+    docker_archive(file, ("a/b:v1", [BASE]))
+    async with filling(cache, open_folder / "cache", name, digest(gzip.decompress(BASE))) as task:
+        docker_archive(file, ("a/b:v1", [UPPER]))
+    error = task.exception()
+    assert isinstance(error, ImageUnavailable)
+    assert "changed while it was read: it is tried again" in error.why
+    assert not error.permanent
+    assert cache.entries() == []
+
+
+async def test_no_image_is_kept_under_the_digest_of_the_one_before(cache: ImageCache, open_folder: Path) -> None:
+    layout = LayoutMaker(open_folder / "layout")
+    first = layout.image("v1", BASE)
+    places, name = CacheFolder(open_folder / "cache"), f"oci:{layout.folder}:v1"
+    places.make()
+    lock = try_lock(places.lock_path(places.entry(first).name), shared=False)
+    assert lock is not None
+    task = asyncio.create_task(cache.get(parse_image(name)))
+    await until(lambda: cache.known(parse_image(name)) == first)
+    shutil.rmtree(layout.folder)
+    second = LayoutMaker(open_folder / "layout").image("v1", BASE, UPPER)
+    lock.release()
+    with pytest.raises(ImageUnavailable, match="changed while it was read"):
+        await task
+    assert cache.entries() == []
+    with await cache.get(parse_image(name)) as image:
+        assert image.digest == second
+
+
 def _flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -297,6 +367,31 @@ async def test_squashfs_and_sif_files(cache: ImageCache, squash: Callable[[str],
     with await cache.get(parse_image(str(plain))):
         await cache.room.prune(1e12)
         assert len(cache.entries()) == 1
+
+
+@pytest.mark.usefixtures("unsquashfs")
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_squashfs_file_that_is_replaced_while_it_is_unpacked(
+    cache: ImageCache, squash: Callable[[str], Path], open_folder: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    folder, other = open_folder / "open", open_folder / "other.squashfs"
+    folder.mkdir()
+    folder.chmod(0o777)  # the program that unpacks is the user of the sandboxes
+    file = squash("image.squashfs").rename(folder / "image.squashfs")
+    other.write_bytes(file.read_bytes() + bytes(0 if same else 4096))
+    program = open_folder / "programs/unsquashfs"
+    program.parent.mkdir()
+    replaced = f"cp {other} {file}.new && mv {file}.new {file}"
+    program.write_text(f'#!/bin/sh\n{replaced}\nexec {shutil.which("unsquashfs")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    if same:
+        with await cache.get(parse_image(str(file))) as image:
+            assert place(image, "closed/file").read_text() == "1"
+    else:
+        with pytest.raises(ImageUnavailable, match="changed while it was read"):
+            await cache.get(parse_image(str(file)))
+        assert cache.entries() == []
 
 
 @pytest.mark.usefixtures("unsquashfs")
