@@ -95,12 +95,12 @@ async def _missing_images(client: AsyncClient, obj: KindObject) -> list[str]:
     """Return lines with all images that a RolloutPool's nodes cannot have now."""
     if not isinstance(obj, RolloutPool):
         return []
-    rows = [["IMAGE", "FAILURES", "SINCE", "NEXT TRY", "WHY"]]
+    rows = [["IMAGE", "FAILURES", "SINCE", "ROLLOUTS", "NEXT TRY", "WHY"]]
     for one in await client.missing_images():
         if (one.namespace, one.pool) == tuple(obj.pool_key):
-            times = [as_text(one.since), as_text(one.until)]
-            rows.append([one.image, str(one.failures), *times, " ".join(one.message.split())])
-    return ["Missing images:", *_indented(align(rows))] if len(rows) > 1 else []
+            facts = [str(one.failures), as_text(one.since), str(one.waiting), one.next_try]
+            rows.append([one.image, *facts, " ".join(one.message.split())])
+    return ["Images missing on this pool's nodes:", *_indented(align(rows))] if len(rows) > 1 else []
 
 
 async def _succession(client: AsyncClient, allocation: Allocation, others: Sequence[Allocation]) -> list[str]:

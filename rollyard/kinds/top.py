@@ -80,7 +80,7 @@ class NodesTop(WireModel):
 
 
 class MissingImageView(WireModel):
-    """Sandbox image that a pool's nodes cannot have now. Its rollouts wait."""
+    """Sandbox image that a pool's nodes cannot have now. Its rollouts wait. Each pool has its own failures and times."""
 
     namespace: str
     pool: str
@@ -94,7 +94,11 @@ class MissingImageView(WireModel):
     since: float
     """Time of the first of them (Unix seconds)."""
     until: float
-    """Time of the next try."""
+    """Time before which no rollout tries the image again (Unix seconds)."""
+    waiting: int = 0
+    """Number of queued rollouts that need the image."""
+    next_try: str = ""
+    """When the image is tried again, as the end of a sentence: `now`, `at TIME`, `when a rollout needs it`."""
 
 
 class TopView(StatusModel):

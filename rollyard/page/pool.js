@@ -119,9 +119,10 @@ function Images({ pool }) {
 /** Images that the pool's nodes cannot have now. @param {{images: any[]}} props */
 function Missing({ images }) {
   if (!images.length) return null;
-  return html`<h3>Missing: ${count(images.length)}</h3><${Table} stack caption="Missing images" rows=${images} keyOf=${(/** @type {any} */ m) => m.image} columns=${[
+  return html`<h3>Missing on the nodes of this pool: ${count(images.length)}</h3><${Table} stack caption="Missing images" rows=${images} keyOf=${(/** @type {any} */ m) => m.image} columns=${[
     { head: 'Image', main: true, cell: (/** @type {any} */ m) => html`<code>${visible(m.image)}</code>` }, { head: 'Failures', figure: true, cell: (/** @type {any} */ m) => count(m.failures) },
-    { head: 'Since', cell: (/** @type {any} */ m) => html`<${Time} at=${m.since} />` }, { head: 'Next try', cell: (/** @type {any} */ m) => html`<${Time} at=${m.until} />` },
+    { head: 'Since', cell: (/** @type {any} */ m) => html`<${Time} at=${m.since} />` },
+    { head: 'Rollouts', figure: true, title: 'queued rollouts that need the image', cell: (/** @type {any} */ m) => count(m.waiting) }, { head: 'Next try', cell: (/** @type {any} */ m) => message(m.next_try) },
     { head: 'Why', wide: true, cell: (/** @type {any} */ m) => `${message(m.message)}${m.permanent ? ' Somebody must change the image or the pool.' : ''}` },
   ]} />`;
 }

@@ -10,14 +10,15 @@ from rollyard.kinds.failure_table import POOL_DELETED
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import POLICY_ROLE, RolloutPool
+from rollyard.kinds.top import MissingImageView
 from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.demand import Counts, rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent, ConnectedNodeAgents
+from rollyard.server.rollouts.missing_image import NOW
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
-from rollyard.store.base import MissingImage
 from rollyard.wire.node import IMAGE_REASON
 
 
@@ -47,11 +48,14 @@ class RolloutPoolObserver:
             status_update={"stages": stage_load(queued, in_flight, connected)},
             problem=self._pool_problem(pool),
             conditions=[
-                *_images_ready(pool, await self._rollouts.failing_images(pool.pool_key)),
+                *_images_ready(pool, await self._failing_images(pool)),
                 *_enough_memory(pool, connected),
                 *_images_writable(pool, connected),
             ],
         )
+
+    async def _failing_images(self, pool: RolloutPool) -> Sequence[MissingImageView]:
+        return await self._rollouts.failing_images(pool.pool_key, pool.spec.sandbox.default_image or "")
 
     async def _metrics(self, pool: RolloutPool, in_flight: Counts) -> list[Metric]:
         demand = await self._rollouts.demand(pool.pool_key, pool.spec.sandbox.default_image)
@@ -77,12 +81,13 @@ def _member(allocation: Allocation, connected: bool, load: int) -> Member:
     return Member(allocation, connected, load, silent)
 
 
-def _images_ready(pool: RolloutPool, failing: Sequence[MissingImage]) -> list[ConditionUpdate]:
+def _images_ready(pool: RolloutPool, failing: Sequence[MissingImageView]) -> list[ConditionUpdate]:
     """Return the condition. It appears when an image fails for the first time."""
     if failing:
-        first, more = failing[0].message, len(failing) - 1
+        first, more = failing[0], len(failing) - 1
+        again = "" if first.waiting or first.next_try == NOW else f"; it is tried again {first.next_try}"
         others = f"; {more} more images cannot be had" if more else ""
-        return [ConditionUpdate("ImagesReady", False, IMAGE_REASON, f"{first}{others}")]
+        return [ConditionUpdate("ImagesReady", False, IMAGE_REASON, f"{first.message}{again}{others}")]
     if get_condition(pool.status.conditions, "ImagesReady") is None:
         return []
     return [ConditionUpdate("ImagesReady", True, "ImagesReady")]

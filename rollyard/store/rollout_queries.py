@@ -1,12 +1,13 @@
 """Queries about rollouts, for the read connections and for the writer. Each method except `queue_places`,
-`count_without_image`, `images_needed` and `saved_turns` is one statement, so it reads a single state of the store. Saved turns
-are read for the holder of the lease, who alone changes them."""
+`count_without_image`, `needs_of_missing_images`, `images_needed` and `saved_turns` is one statement, so it reads a single state
+of the store. Saved turns are read for the holder of the lease, who alone changes them."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from rollyard.kinds.pool import PoolKey
@@ -210,18 +211,31 @@ class RolloutQueries:
         tried at `now`, one of its rollouts can be granted."""
         due = {one.image for one in self.missing_images(pool) if one.until <= now}
         held = {one.image for one in self.missing_images(pool)} - due
-        missing, values = missing_image_rows.missing_condition(pool, default_image)
-        query = (
-            "SELECT image, eval_image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' "
-            f"AND holder IS NULL AND namespace = ? AND pool = ? AND stage = 'INIT' {missing} GROUP BY image, eval_image"
-        )
         found, waiting = set[str](), 0
-        for image, eval_image, count in self._db.execute(query, (*pool, *values)):
-            needed = {image or default_image, eval_image}
+        for needed, count in self._queued_with_missing(pool, default_image, Stage.INIT):
             tries = set() if needed & held else needed & due - found
             found |= tries
             waiting += count - bool(tries)
         return waiting
+
+    def needs_of_missing_images(self, pool: PoolKey, default_image: str) -> list[tuple[MissingImage, int]]:
+        """Missing images of a pool, each with the number of queued rollouts that need it."""
+        needs, missing = Counter[str](), self.missing_images(pool)
+        for stage in (Stage.INIT, Stage.EVAL) if missing else ():  # this reads the whole queue
+            for needed, count in self._queued_with_missing(pool, default_image, stage):
+                needs.update(dict.fromkeys(needed, count))
+        return [(one, needs[one.image]) for one in missing]
+
+    def _queued_with_missing(self, pool: PoolKey, default_image: str, stage: Stage) -> Iterator[tuple[set[str], int]]:
+        """Yield the images that queued rollouts need, and the number of these rollouts; one of their images is missing."""
+        missing, values = missing_image_rows.missing_condition(pool, default_image)
+        query = (
+            "SELECT image, eval_image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' "
+            f"AND holder IS NULL AND namespace = ? AND pool = ? AND stage = ? {missing} GROUP BY image, eval_image"
+        )
+        for image, eval_image, count in self._db.execute(query, (*pool, stage.value, *values)):
+            run = image or default_image
+            yield ({eval_image or run} if stage is Stage.EVAL else {run, eval_image}), count
 
     def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
         """Images of the first `limit` rollouts that can be granted and wait for INIT, with the number of these rollouts.

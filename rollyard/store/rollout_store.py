@@ -55,6 +55,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     count_checks = reading(RolloutQueries.count_checks)
     queue_places = reading(RolloutQueries.queue_places)
     missing_images = reading(RolloutQueries.missing_images)
+    needs_of_missing_images = reading(RolloutQueries.needs_of_missing_images)
     count_without_image = reading(RolloutQueries.count_without_image)
     queued_images = reading(RolloutQueries.queued_images)
     images_needed = reading(RolloutQueries.images_needed)

@@ -233,11 +233,12 @@ async def test_what_follows_at_a_walltime_and_what_waits_are_told(serving: Serve
             assert "UTC" not in rollouts
             assert jobs.startswith("swe-rp-18Resources")
             await page.show(
-                "#/pools/RolloutPool/swe", "document.querySelector('main').textContent.includes('Missing: 2')"
+                "#/pools/RolloutPool/swe",
+                "document.querySelector('main').textContent.includes('nodes of this pool: 2')",
             )
             missing = await page.texts("[aria-label='Missing images'] tbody tr")
             assert missing[0].startswith("docker://r/02")
-            assert missing[0].endswith("no route")
+            assert missing[0].endswith("0when a rollout needs itno route")
             assert missing[1].endswith("no such tag Somebody must change the image or the pool.")
             assert [fault for fault in page.tab.faults if "/log?" not in fault] == [], "but a job without output"
 
@@ -245,10 +246,10 @@ async def test_what_follows_at_a_walltime_and_what_waits_are_told(serving: Serve
 async def test_a_history_becomes_spans_of_time(serving: Serve) -> None:
     entries = [
         {"at": 0, "event": "Queued", "attempt": 1, "stage": "INIT"},
-        {"at": 2, "event": "Leased", "attempt": 1, "stage": "INIT", "node": "n1"},
+        {"at": 2, "event": "Leased", "attempt": 1, "stage": "INIT", "node": "n1", "lease": 1},
         {"at": 3, "event": "StageBegun", "attempt": 1, "stage": "RUN"},
         {"at": 7, "event": "Fault", "attempt": 1, "stage": "RUN", "reason": "SandboxLost"},
-        {"at": 9, "event": "Leased", "attempt": 2, "stage": "INIT", "node": "n2"},
+        {"at": 9, "event": "Leased", "attempt": 2, "stage": "INIT", "node": "n2", "lease": 2},
         {"at": 10, "event": "StageBegun", "attempt": 2, "stage": "RUN"},
     ]
     async with serving() as api, opened(api) as page:

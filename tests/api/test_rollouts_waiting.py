@@ -187,3 +187,4 @@ async def test_all_missing_images_are_listed_with_their_reasons(serving: Serve) 
             ("swe", "docker://r/1", "why 1"),
             ("swe", "docker://r/2", "why 2"),
         ], "an image that is pulled for the first time is not missing"
+        assert {one["next_try"] for one in found["missing"]} == {"when a rollout needs it"}

@@ -197,7 +197,7 @@ async def waiting_sentence(yard: Yard, client: AsyncClient, id: str) -> str:
 
     async def shown() -> bool:
         described, _ = await yard.rollyard("describe", "rp/demo")
-        table = described.partition("Missing images:")[2]
+        table = described.partition("Images missing on this pool's nodes:")[2]
         return "ImagesReady" in described and "cannot be used now" in described and "NEXT TRY" in table
 
     await yard.until(shown)

@@ -34,6 +34,7 @@ QUESTIONS: dict[str, Ask] = {
     "queued of an image": lambda db, tx: tx.queued_of_image(POOL, "a", 0.0, 5),
     "missing images": lambda db, tx: tx.missing_images(POOL),
     "queued that wait for images": lambda db, tx: tx.count_without_image(POOL, "a", 0.0),
+    "queued that need missing images": lambda db, tx: tx.needs_of_missing_images(POOL, "a"),
     "images in a queue": lambda db, tx: tx.queued_images(POOL, "a", 0.0, 5),
     "places in a queue": lambda db, tx: tx.queue_places("n", "p", 0.0, 5, "a"),
     "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),

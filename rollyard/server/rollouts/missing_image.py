@@ -1,4 +1,4 @@
-"""Changes of a `MissingImage`: when an image is tried again. Pure.
+"""Changes of a `MissingImage`, and when an image is tried again. Pure.
 
 The back-off belongs to the image, not to its rollouts. Until its delay ends, none of its rollouts is granted. Then
 one rollout is granted, which tries the image; the others wait for the outcome.
@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Collection
 from dataclasses import replace
 
+from rollyard.core.clock import as_text
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.values.image_reference import registry_host
 from rollyard.store.base import MissingImage
@@ -24,6 +25,8 @@ TRY_SECONDS = 30.0
 that it still pulls."""
 PULL_SECONDS = 60.0
 """Seconds after which another rollout tries the image, if a node agent that pulls it has not reported the outcome."""
+NOW = "now"
+"""`next_try` of an image that is tried."""
 
 
 def failed(missing: MissingImage | None, pool: PoolKey, fault: ImageFault, now: float) -> MissingImage:
@@ -62,6 +65,21 @@ def freed(missing: MissingImage, ready: Collection[str], now: float) -> MissingI
 def tried(missing: MissingImage, now: float) -> MissingImage:
     """Return the missing image after a rollout was granted that tries the image."""
     return replace(missing, until=now + TRY_SECONDS, trying=True)
+
+
+def is_tried(missing: MissingImage, now: float) -> bool:
+    """Return whether a node agent pulls the image now, or was asked to."""
+    return missing.trying and missing.until > now
+
+
+def next_try(missing: MissingImage, now: float, *, needed: bool, default: bool = False) -> str:
+    """Return when the image is tried again, as the end of a sentence. `needed`: whether a queued rollout of the pool needs it.
+    `default`: whether it is the pool's default image, which nodes also try without a rollout."""
+    if is_tried(missing, now):
+        return NOW
+    if needed:
+        return f"at {as_text(missing.until)}" if missing.until > now else "as soon as a node has room"
+    return "when a rollout needs it" + (", or a node looks for the pool's default image" if default else "")
 
 
 def backoff(image: str, failures: int, *, permanent: bool) -> float:

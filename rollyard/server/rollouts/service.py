@@ -28,6 +28,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent, RolloutHistory
 from rollyard.kinds.rollout_pool import DEFAULT_MAX_ATTEMPTS, POLICY_ROLE
+from rollyard.kinds.top import MissingImageView
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.history import history_of
@@ -39,6 +40,7 @@ from rollyard.server.rollouts.lease_reports import (
     run_report,
 )
 from rollyard.server.rollouts.leases import Leases, LiveLease
+from rollyard.server.rollouts.missing_image import is_tried, next_try
 from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.record_changes import RecordChanges, with_reported_stage
 from rollyard.server.rollouts.results import Upload
@@ -60,7 +62,6 @@ from rollyard.server.rollouts.step import (
 from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.store.base import (
     GroupVersions,
-    MissingImage,
     RolloutFilter,
     RolloutRecord,
     VersionBound,
@@ -319,9 +320,27 @@ class RolloutService:
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
-    async def failing_images(self, pool: PoolKey) -> list[MissingImage]:
-        """Return the pool's images that failed and have not been had since, the longest failing first."""
-        return sorted((h for h in await self._store.missing_images(pool) if h.failures), key=lambda h: h.since)
+    async def failing_images(self, pool: PoolKey, default_image: str) -> list[MissingImageView]:
+        """Return the pool's images that failed and have not been had since: those that rollouts need first, of them the longest
+        failing first."""
+        now = self._clock.time()
+        found = await self._store.needs_of_missing_images(pool, default_image)
+        return [
+            MissingImageView(
+                namespace=pool.namespace,
+                pool=pool.name,
+                image=one.image,
+                message=one.message,
+                permanent=one.permanent,
+                failures=one.failures,
+                since=one.since,
+                until=one.until,
+                waiting=waiting,
+                next_try=next_try(one, now, needed=waiting > 0, default=one.image == default_image),
+            )
+            for one, waiting in sorted(found, key=lambda one: (not one[1] and not is_tried(one[0], now), one[0].since))
+            if one.failures
+        ]
 
     async def model_demand(
         self, pool: PoolKey, default_image: str | None, role: str

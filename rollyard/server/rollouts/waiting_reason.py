@@ -22,6 +22,7 @@ from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit
 from rollyard.server.rollouts.grant_round import MAX_MOVES_WITHOUT_TURN, needed_seconds
 from rollyard.server.rollouts.history import cannot_move, moves_without_turn
+from rollyard.server.rollouts.missing_image import is_tried, next_try
 from rollyard.server.rollouts.pool_shortage import (
     PoolShortage,
     WaitReason,
@@ -187,10 +188,10 @@ def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     missing = next((one for one in _missing_images(record, view) if one.failures or not one.trying), None)
     if missing is None:
         return None
-    if missing.trying:
+    if is_tried(missing, view.now):
         return WaitReason(f"{missing.message}; a node agent tries it again now", missing.since)
+    again = next_try(missing, view.now, needed=True)
     gives_up = max(record.created_at, missing.since) + view.pool.spec.sandbox.images.give_up_after_seconds
-    again = f"at {as_text(missing.until)}" if missing.until > view.now else "next"
     return WaitReason(
         f"{missing.message}; it is tried again {again}, and the rollout waits for it until {as_text(gives_up)}",
         missing.since,

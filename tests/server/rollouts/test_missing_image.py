@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.rollouts.missing_image import CAP_SECONDS, PERMANENT_CAP_SECONDS, failed, pulling, tried
+from rollyard.server.rollouts.missing_image import CAP_SECONDS, PERMANENT_CAP_SECONDS, failed, next_try, pulling, tried
 from rollyard.wire.node import ImageFault
 
 POOL = PoolKey("default", "swe")
@@ -42,3 +42,20 @@ def test_a_pull_that_goes_on_is_no_failure() -> None:
     missing = pulling(None, POOL, "docker://r/a:1", 10.0)
     assert (missing.failures, missing.since, missing.trying) == (0, 0.0, True)
     assert failed(missing, POOL, FAULT, 20.0).failures == 1
+
+
+def test_no_try_is_promised_that_nothing_will_make() -> None:
+    missing = failed(None, POOL, FAULT, 10.0)
+    seconds = missing.until - 10.0
+    assert next_try(missing, 10.0, needed=True).startswith("at 1970-01-01 00:00:1")
+    assert next_try(missing, missing.until, needed=True) == "as soon as a node has room"
+    for now in (10.0, missing.until, missing.until + 600):
+        assert next_try(missing, now, needed=False) == "when a rollout needs it"
+        assert next_try(missing, now, needed=False, default=True).endswith(
+            "or a node looks for the pool's default image"
+        )
+    trying = tried(missing, 10.0 + seconds)
+    assert next_try(trying, trying.until - 1, needed=False) == "now"
+    assert next_try(trying, trying.until, needed=False) == "when a rollout needs it", (
+        "the rollout that tried it is gone"
+    )

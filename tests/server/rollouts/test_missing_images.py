@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from rollyard.core.clock import as_text
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
 from rollyard.server.rollouts import missing_images
 from rollyard.server.rollouts.missing_image import FIRST_SECONDS
 from rollyard.store.base import MissingImage, RolloutRecord
@@ -80,6 +82,39 @@ async def test_the_rollouts_of_a_missing_image_wait_and_the_others_pass_them(yar
     assert (missing.image, missing.failures, missing.message) == (BAD, 1, SENTENCE)
     assert await yard.rollouts.queued(KEY) == {Stage.INIT: 5}
     assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 0}, "more workers would not help"
+
+
+async def test_an_image_that_no_rollout_needs_any_more_has_no_time_of_a_next_try(yard: Yard) -> None:
+    async def told(default: str = "") -> tuple[int, str]:
+        (one,) = await yard.rollouts.failing_images(KEY, default)
+        return one.waiting, one.next_try
+
+    await submit(yard, request("bad-0", BAD), request("bad-1", None, {"image": BAD}), request("good", GOOD))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["bad-0"]
+    await give_back(yard, node, "bad-0")
+    (missing,) = await missing_images_of(yard)
+    assert await told() == (2, f"at {as_text(missing.until)}")
+    await yard.rollouts.cancel("default", "bad-1")
+    yard.clock.turn(missing.until - yard.clock.time() + 0.01)
+    assert await told() == (1, "as soon as a node has room")
+    assert "bad-0" in await granted(yard, node, 1)
+    assert await told() == (0, "now")
+    await give_back(yard, node, "bad-0")
+    await yard.rollouts.cancel("default", "bad-0")
+    assert await told() == (0, "when a rollout needs it")
+    assert (await told(BAD))[1] == "when a rollout needs it, or a node looks for the pool's default image"
+    assert await images_condition(yard) == f"{SENTENCE}; it is tried again when a rollout needs it"
+    await submit(yard, request("late", BAD))
+    assert (await told())[0] == 1
+    assert await images_condition(yard) == SENTENCE
+
+
+async def images_condition(yard: Yard) -> str:
+    """Message of the pool's condition ImagesReady."""
+    observer = RolloutPoolObserver(yard.node_agents, yard.rollouts, lambda key: None)
+    conditions = (await observer.observe(yard.pool, [])).conditions
+    return next(one.message for one in conditions if one.type == "ImagesReady")
 
 
 async def test_a_rollout_waits_for_the_image_of_its_evaluator_before_it_begins(yard: Yard) -> None:
