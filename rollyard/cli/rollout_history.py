@@ -17,13 +17,13 @@ ENDPOINT_REASONS = {
 def history_lines(history: RolloutHistory) -> list[str]:
     """Return a header and a line for each stored entry. If entries were dropped, one more line has their number."""
     start = history.entries[0].at
-    rows = [["TIME", "AFTER", "ATTEMPT", "STAGE", "EVENT", "DETAILS"]]
+    rows = [["TIME", "AFTER", "ATTEMPT", "LEASE", "STAGE", "EVENT", "DETAILS"]]
     for place, entry in enumerate(history.entries):
         if history.dropped and place == history.kept_first:
-            rows.append(["...", "", "", "", "", f"{history.dropped} entries are not kept"])
+            rows.append(["...", "", "", "", "", "", f"{history.dropped} entries are not kept"])
         time = datetime.fromtimestamp(entry.at, UTC)
-        row = [f"{time:%Y-%m-%d %H:%M:%S}", f"{entry.at - start:.1f}s", str(entry.attempt), entry.stage.value]
-        rows.append([*row, entry.event, _details(entry, start)])
+        row = [f"{time:%Y-%m-%d %H:%M:%S}", f"{entry.at - start:.1f}s", str(entry.attempt), str(entry.lease or "")]
+        rows.append([*row, entry.stage.value, entry.event, _details(entry, start)])
     return align(rows)
 
 

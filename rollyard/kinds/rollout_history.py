@@ -46,6 +46,9 @@ class HistoryEntry(WireModel):
     event: str
     """Word of `HistoryEvent`, such as `Leased`."""
     attempt: int
+    lease: int | None = None
+    """Number of the rollout's last lease so far, 1 for its first. A lost lease that another one resumes uses up no attempt, so
+    an attempt may have several. Null before the first lease."""
     stage: Stage
     """Stage in which the event happened. For `Leased` and `StageBegun`: stage that begins."""
     reason: str | None = None

@@ -1,6 +1,6 @@
 /** A rollout's history as spans of time: queued, INIT, RUN, EVAL, one after another, for each attempt. */
 
-/** @typedef {{kind: 'queued' | 'INIT' | 'RUN' | 'EVAL', from: number, to: number, attempt: number, open: boolean, why: string}} Phase */
+/** @typedef {{kind: 'queued' | 'INIT' | 'RUN' | 'EVAL', from: number, to: number, attempt: number, lease: number, open: boolean, why: string}} Phase */
 
 const BACK_TO_QUEUE = new Set(['HandedBack', 'LeaseLost', 'Fault', 'Outdated', 'ImageMissing']);
 
@@ -15,16 +15,16 @@ export function phases(entries, now) {
     current = null;
   };
   for (const e of entries) {
-    if (e.event === 'Queued') current = { kind: 'queued', from: e.at, to: e.at, attempt: e.attempt, open: true, why: '' };
+    if (e.event === 'Queued') current = { kind: 'queued', from: e.at, to: e.at, attempt: e.attempt, lease: e.lease ?? 0, open: true, why: '' };
     else if (e.event === 'Leased') {
       close(e.at);
-      current = { kind: e.stage, from: e.at, to: e.at, attempt: e.attempt, open: true, why: `node ${e.node ?? 'not known'}` };
+      current = { kind: e.stage, from: e.at, to: e.at, attempt: e.attempt, lease: e.lease ?? 0, open: true, why: `node ${e.node ?? 'not known'}` };
     } else if (e.event === 'StageBegun') {
       close(e.at);
-      current = { kind: e.stage, from: e.at, to: e.at, attempt: e.attempt, open: true, why: '' };
+      current = { kind: e.stage, from: e.at, to: e.at, attempt: e.attempt, lease: e.lease ?? 0, open: true, why: '' };
     } else if (BACK_TO_QUEUE.has(e.event)) {
       close(e.at);
-      current = { kind: 'queued', from: e.at, to: e.at, attempt: e.attempt, open: true, why: `${e.event} ${e.turns !== undefined && e.message ? e.message : e.reason ?? ''}`.trim() };
+      current = { kind: 'queued', from: e.at, to: e.at, attempt: e.attempt, lease: e.lease ?? 0, open: true, why: `${e.event} ${e.turns !== undefined && e.message ? e.message : e.reason ?? ''}`.trim() };
     } else if (e.event === 'Ended') close(e.at);
   }
   if (current) found.push({ .../** @type {Phase} */ (current), to: Math.max(now, /** @type {Phase} */ (current).from) });

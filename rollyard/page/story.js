@@ -16,13 +16,14 @@ export function StoryBar({ history, compact }) {
   const [start, end] = [found[0].from, found[found.length - 1].to];
   const whole = Math.max(end - start, 0.001);
   const text = found.map((p) => `${p.kind} ${duration(p.to - p.from)}${p.why ? ` (${p.why})` : ''}`).join(', ');
-  const attempts = new Set(found.filter((p) => p.kind !== 'queued').map((p) => p.attempt)).size;
+  const worked = found.filter((p) => p.kind !== 'queued');
+  const [attempts, leases] = [new Set(worked.map((p) => p.attempt)).size, new Set(worked.map((p) => p.lease)).size];
   return html`<figure class="story">
     <div class="bar" role="img" aria-label=${`${duration(whole)}: ${text}`}>${found.map((p, i) => html`<span key=${i}
       class=${`phase ${p.kind}${p.open ? ' open' : ''}`} style=${{ flexGrow: (p.to - p.from) / whole }}
-      title=${`${p.kind}, attempt ${p.attempt}: ${duration(p.to - p.from)} from ${clock(p.from)}${p.why ? `\n${p.why}` : ''}`}>${
+      title=${`${p.kind}, attempt ${p.attempt}${p.lease ? `, lease ${p.lease}` : ''}: ${duration(p.to - p.from)} from ${clock(p.from)}${p.why ? `\n${p.why}` : ''}`}>${
         !compact && (p.to - p.from) / whole > 0.09 ? `${p.kind} ${duration(p.to - p.from)}` : ''}</span>`)}</div>
-    ${!compact && html`<figcaption>${clock(start)} to ${found[found.length - 1].open ? 'now' : clock(end)}, ${duration(whole)} in all, each stage with waiting${attempts > 1 ? `, ${attempts} attempts` : ''}.
+    ${!compact && html`<figcaption>${clock(start)} to ${found[found.length - 1].open ? 'now' : clock(end)}, ${duration(whole)} in all, each stage with waiting${leases > 1 ? `, ${leases} leases in ${attempts === 1 ? 'one attempt' : `${attempts} attempts`}` : ''}.
       <span class="legend">${['queued', 'INIT', 'RUN', 'EVAL'].map((k) => html`<span key=${k}><i class=${`phase ${k}`}></i>${k}</span>`)}</span></figcaption>`}
   </figure>`;
 }
@@ -34,6 +35,7 @@ export function HistoryTable({ history, namespace }) {
   return html`<${Table} caption="History" rows=${rows} keyOf=${(/** @type {any} */ e) => String(e.i)} columns=${[
     { head: 'After', figure: true, cell: (/** @type {any} */ e) => html`<span title=${clock(e.at)}>${duration(e.at - start)}</span>` },
     { head: 'Attempt', figure: true, cell: (/** @type {any} */ e) => e.attempt },
+    { head: 'Lease', figure: true, title: 'a lost lease that another one resumes uses up no attempt', cell: (/** @type {any} */ e) => e.lease ?? '' },
     { head: 'Stage', cell: (/** @type {any} */ e) => e.stage },
     { head: 'Event', cell: (/** @type {any} */ e) => e.event },
     { head: 'Details', wide: true, cell: (/** @type {any} */ e) => details(e, namespace) },

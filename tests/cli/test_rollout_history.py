@@ -24,23 +24,23 @@ def test_a_history_says_who_got_the_rollout_and_why_and_how_it_went_on() -> None
     lease = {"node": "n1", "allocation": "demo-0", "endpoints": endpoints}
     lines = shown(
         entry(0, "Queued"),
-        entry(1.25, "Leased", reason="MostRoom", able=3, free=12, weights_version="v2", **lease),
+        entry(1.25, "Leased", lease=1, reason="MostRoom", able=3, free=12, weights_version="v2", **lease),
         entry(2, "StageBegun", Stage.RUN),
         entry(3, "EndpointMoved", Stage.RUN, role="policy", previous="policy-0", endpoint="policy-1", reason="EndpointFailed",
               message="HTTP 502\n  Bad Gateway"),
         entry(4, "Fault", Stage.RUN, reason="SandboxLost", message="it died", seconds={"init": 0.5}, retry_at=AT + 4.5),
-        entry(5, "Leased", attempt=2, reason="Exclusive", node="n2", allocation="demo-1"),
+        entry(5, "Leased", attempt=2, lease=2, reason="Exclusive", node="n2", allocation="demo-1"),
         entry(9, "Ended", Stage.EVAL, 2, status=Status.COMPLETED, reward=0.0, seconds={"run": 3.0, "eval": 0.25}),
     )  # fmt: skip
     assert [" ".join(line.split()) for line in lines] == [
-        "TIME AFTER ATTEMPT STAGE EVENT DETAILS",
+        "TIME AFTER ATTEMPT LEASE STAGE EVENT DETAILS",
         "2023-11-14 22:13:20 0.0s 1 INIT Queued",
-        "2023-11-14 22:13:21 1.2s 1 INIT Leased node n1, demo-0 (the most room of 3 node agents: 12); policy policy-0 (a part "
-        "of the prompt is in its cache); weights v2",
+        "2023-11-14 22:13:21 1.2s 1 1 INIT Leased node n1, demo-0 (the most room of 3 node agents: 12); policy policy-0 (a "
+        "part of the prompt is in its cache); weights v2",
         "2023-11-14 22:13:22 2.0s 1 RUN StageBegun",
         "2023-11-14 22:13:23 3.0s 1 RUN EndpointMoved policy from policy-0 to policy-1; EndpointFailed: HTTP 502 Bad Gateway",
         "2023-11-14 22:13:24 4.0s 1 RUN Fault SandboxLost: it died; at work: INIT 0.5 s; next attempt after 4.5s",
-        "2023-11-14 22:13:25 5.0s 2 INIT Leased node n2, demo-1 (a node agent without other work)",
+        "2023-11-14 22:13:25 5.0s 2 2 INIT Leased node n2, demo-1 (a node agent without other work)",
         "2023-11-14 22:13:29 9.0s 2 EVAL Ended Completed, reward 0; at work: RUN 3.0 s, EVAL 0.2 s",
     ]
 

@@ -7,7 +7,7 @@ number of dropped entries stands between these two parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,17 +108,24 @@ def most_turns_lost(record: RolloutRecord) -> int:
 def history_of(record: RolloutRecord) -> RolloutHistory:
     """Return a record's history."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]
-    dropped = 0
-    for found in map(from_json, record.history.split("\n")[:-1]):
+    lines = [from_json(line) for line in record.history.split("\n")[:-1]]
+    dropped = next((line for line in lines if isinstance(line, int)), 0)
+    lease = 0 if dropped else record.fence - _leases(lines)
+    for place, found in enumerate(lines):
         if isinstance(found, int):
-            dropped = found
+            lease = record.fence - _leases(lines[place + 1 :])
             continue
         at, event, attempt, stage, fields = found
         for role, (id, reason) in fields.get("endpoints", {}).items():
             fields["endpoints"][role] = ChosenEndpoint(id=id, reason=reason)
-        entry = {**fields, "at": at, "event": event, "attempt": attempt, "stage": stage}
+        lease += event == HistoryEvent.LEASED
+        entry = {**fields, "at": at, "event": event, "attempt": attempt, "lease": lease or None, "stage": stage}
         entries.append(HistoryEntry.model_validate(entry, extra="ignore"))
     kept_first = KEPT_FIRST + 1 if dropped else len(entries)
     return RolloutHistory(
         id=record.id, namespace=record.namespace, entries=entries, dropped=dropped, kept_first=kept_first
     )
+
+
+def _leases(lines: Sequence[Any]) -> int:
+    return sum(1 for line in lines if not isinstance(line, int) and line[1] == HistoryEvent.LEASED)

@@ -78,6 +78,7 @@ def test_each_change_of_a_whole_life_is_told() -> None:
         at=1.0,
         event="Leased",
         attempt=1,
+        lease=1,
         stage=Stage.INIT,
         reason="MostRoom",
         node="n1",
@@ -95,9 +96,20 @@ def test_each_change_of_a_whole_life_is_told() -> None:
     assert (moved.role, moved.stage) == ("policy", Stage.RUN)
     assert (eval.event, eval.stage, eval.seconds) == ("StageBegun", Stage.EVAL, {"init": 0.5, "run": 1.25})
     assert (lost.event, lost.reason, lost.stage) == ("LeaseLost", "Expired", Stage.EVAL)
-    assert (scoring.event, scoring.stage, scoring.attempt) == ("Leased", Stage.EVAL, 3)
+    assert (scoring.event, scoring.stage, scoring.attempt, scoring.lease) == ("Leased", Stage.EVAL, 3, 4)
+    assert (handed.lease, fault.lease, moved.lease, lost.lease, end.lease) == (1, 2, 3, 3, 4)
     assert (end.event, end.status, end.reward, end.at) == ("Ended", Status.COMPLETED, 1.0, 9.0)
     assert end.seconds == {"init": 0.5, "run": 1.25, "eval": 0.125}
+
+
+def test_each_lost_sandbox_of_one_attempt_is_counted() -> None:
+    """Two leases of one attempt would look like one otherwise."""
+    record = replace(rollout(created_at=0.0), saved_turns=2)
+    for lease in (1, 2, 3):
+        record = replace(stepped(record, granted(2.0 * lease)), saved_turns=2)
+        record = stepped(record, Lost(2.0 * lease + 1, lease, "Expired"))
+    lost = [(e.attempt, e.lease) for e in history_of(record).entries if e.event == "LeaseLost"]
+    assert lost == [(1, 1), (1, 2), (1, 3)]
 
 
 def test_a_rollout_that_never_ran_ends_with_its_reason() -> None:
@@ -139,7 +151,7 @@ def test_no_history_contradicts_its_record(events: Sequence[tuple[str, bool, Sta
             assert (last.status, last.reward, last.at) == (after.status, after.reward, after.finished_at)
             assert (last.reason, last.attempt) == (after.error.reason if after.error else None, after.attempt)
         if after.status is Status.RUNNING:
-            assert (last.stage, last.attempt) == (after.stage, after.attempt)
+            assert (last.stage, last.attempt, last.lease) == (after.stage, after.attempt, after.fence)
             placed = [e for e in told.entries if e.event in ("Leased", "EndpointMoved")]
             shown = placed[-1].endpoint or (placed[-1].endpoints or {})["policy"].id
             assert {"policy": shown} == after.endpoints
@@ -157,6 +169,8 @@ def test_a_long_history_keeps_its_first_and_last_entries_and_counts_the_others()
     assert [e.at for e in first] == [0.0, *(float(t) for t in range(KEPT_FIRST))]
     assert [e.at for e in last] == [float(t) for t in range(2 * turns - KEPT_LAST, 2 * turns)]
     assert record.attempt == last[-1].attempt + 1 == turns + 1
+    assert [e.lease for e in first] == [None, *(t // 2 + 1 for t in range(KEPT_FIRST))]
+    assert [e.lease for e in last] == [t // 2 + 1 for t in range(2 * turns - KEPT_LAST, 2 * turns)]
 
 
 def test_a_history_cannot_grow_by_what_a_node_agent_writes() -> None:
@@ -178,7 +192,8 @@ def test_a_record_of_an_older_release_has_a_history_from_its_next_change_on() ->
     record = rollout(created_at=5.0, status=Status.RUNNING, holder="u/i", fence=4, attempt=2)
     assert events_of(record) == ["Queued"]
     ended = stepped(record, finished(4, Status.COMPLETED))
-    assert [(e.event, e.at, e.attempt) for e in history_of(ended).entries] == [("Queued", 5.0, 1), ("Ended", 9.0, 2)]
+    told = [(e.event, e.at, e.attempt, e.lease) for e in history_of(ended).entries]
+    assert told == [("Queued", 5.0, 1, None), ("Ended", 9.0, 2, 4)]
 
 
 def test_an_entry_of_a_later_release_is_shown_as_far_as_it_is_known() -> None:
