@@ -23,6 +23,8 @@ PoolPoint = Literal[
 ServerPoint = Literal["before-turns-commit", "after-turns-commit", "after-snapshot-pack", "after-snapshot-commit"]
 """Points in the server's storing of what rollouts go on with."""
 NodePoint = Literal[
+    "after-saved-turn",
+    "after-answered-call",
     "before-turns-upload",
     "after-turns-upload",
     "before-snapshot",

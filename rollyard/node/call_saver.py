@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import zstandard
 
+from rollyard.core.failpoints import failpoint
 from rollyard.gateway.session.stored_call import StoredCall
 from rollyard.node.allocation_end import AllocationEnd
 from rollyard.node.turn_saver import LEVEL, TurnSaver
@@ -41,7 +42,8 @@ class CallSaver:
     def add(self, turn: int, call: StoredCall) -> None:
         self._calls.append(call)
 
-    def note_delivered(self, turn: int) -> None: ...
+    def note_delivered(self, turn: int) -> None:
+        failpoint("after-answered-call")
 
     async def flush(self) -> None:
         calls, self._calls = self._calls, []

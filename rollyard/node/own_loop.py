@@ -201,6 +201,7 @@ class OwnLoopRun:
         add_saved(chat, saved)
         timings = {**saved.turn.timings, "tools": 0.0}
         chat.turns.append(evolve(saved.turn, tool_results=[], failed_calls=None, timings=timings))
+        failpoint("after-played-turn")
         return True
 
     async def _begin_new_turns(self) -> None:

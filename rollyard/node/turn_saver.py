@@ -95,6 +95,7 @@ class TurnSaver:
         if not self.stopped:
             self._waiting.append(body)
             self._wake()
+            failpoint("after-saved-turn")
 
     async def flush(self) -> None:
         """Wait until the server has all saved turns, or takes no more."""

@@ -31,7 +31,7 @@ from rollyard.trajectory import SavedTurn, Trajectory
 from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files_in, stem_task
 from tests.support.looped_tasks import ENTRY_POINTS
 from tests.support.scripted_agent import call
-from tests.support.scripted_engine import SAMPLED, scripted_pool
+from tests.support.scripted_engine import SAMPLED, digest, scripted_pool
 from tests.support.shell_agent import SHELL_AGENT
 from tests.support.shown import page_tab
 from tests.support.small_games import Ledger
@@ -46,6 +46,8 @@ MOST = 200
 NEVER = "`resume` is never in its pool or its request"
 FORGETS = "the task's environment cannot save its state: it has no `state` and `restore`"
 WAYS = ("auto", "never")
+LEASE_SECONDS = 30.0
+"""As a server has it by default: on a busy machine a node agent is silent for seconds. A kill is seen by the end of its job."""
 TURNS_OF_A_KILL = 3
 """Greatest number of turns that a kill costs a rollout: the one under way, and two that were not stored yet."""
 CUT = [
@@ -69,14 +71,40 @@ PLAYED = [
     for text in (f"I play NONCE-{n}", call("bash", command=f"true && printf %s -NONCE {'>>' if n else '>'} f0"))
 ] + ["I play NONCE-4"]
 """Turns of a game, and calls between them."""
-LOOPED = ("repeated-1", "restless-1")
+LOOPED = ("repeated-1", "restless-1", "killed-loop-1")
 """Rollouts of a task kind with an agent loop of its own."""
-QUICK_POINTS = ("before-turns-commit", "after-snapshot", "after-restore")
-POINTS = [
-    pytest.param(point, marks=[] if point in QUICK_POINTS else pytest.mark.long)
-    for point in (*SERVER_POINTS, *NODE_POINTS)
-    if point != "after-environment-restore"
+REPLAYS = ["after-played-turn", "after-replay", "before-turns-upload", "after-turns-upload"]
+"""Points in the work of a lease that follows a lost one. The upload is that of its report."""
+SNAPSHOTS = [one for one in (*SERVER_POINTS, *NODE_POINTS) if "snapshot" in one]
+SAVES = [one for one in (*SERVER_POINTS, *NODE_POINTS) if "turns" in one or one == "after-saved-turn"]
+KILLS = [
+    *(("preempted-1", signal.SIGTERM, point) for point in [*SNAPSHOTS, "before-restore", "after-restore"]),
+    ("command-2", None, "after-answered-call"),
+    *((name, None, point) for name in ("kept-1", "command-2", "killed-loop-1") for point in SAVES),
+    *((name, signal.SIGKILL, point) for name in ("kept-1", "command-2", "killed-loop-1") for point in REPLAYS),
 ]
+"""Rollouts of the built-in loop, also with snapshots, of a command, and of a loop of a task kind. With each: the signal that
+its node agent gets first, and the point that is reached then."""
+QUICK_KILLS = [
+    ("kept-1", "before-turns-commit"),
+    ("preempted-1", "after-snapshot"),
+    ("preempted-1", "after-restore"),
+    ("command-2", "after-answered-call"),
+    ("command-2", "after-played-turn"),
+    ("killed-loop-1", "after-saved-turn"),
+]
+POINTS = [
+    pytest.param(
+        name,
+        first,
+        point,
+        marks=[] if (name, point) in QUICK_KILLS else pytest.mark.long,
+        id=f"{name}-{'replay-' * (first is signal.SIGKILL)}{point}",
+    )
+    for name, first, point in KILLS
+]
+COMMAND = [f"{SLOW} && printf %s {'NONCE-' * n} {'>>' if n > 1 else '>'} f0" for n in range(1, TURNS)] + ["exit"]
+"""Turns of a command, each of which leaves another text."""
 NAMES = {
     "preempted-1": CUT,
     "late-1": LATE,
@@ -85,7 +113,8 @@ NAMES = {
     "shown-1": file_turns(TURNS, 5, "sleep 2"),
     "played-1": PLAYED,
     "forgetful-1": PLAYED,
-    "command-1": [f"{SLOW}; printf %s {'NONCE-' * n} >> f0" for n in range(1, TURNS)] + ["exit"],
+    "command-1": COMMAND,
+    "command-2": COMMAND,
     **{f"planner-{name}": ["Write files.", "Well done."] for name in LOOPED},
     **{f"worker-{name}": file_turns(TURNS, seed, SLOW) for seed, name in enumerate(LOOPED)},
 } | {
@@ -105,6 +134,7 @@ NAMES = {
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def resuming(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     yard = Yard(tmp_path_factory.mktemp("yard"))
+    yard.lease_seconds = LEASE_SECONDS
     (yard.folder / "crash").mkdir()
     for name, text in ENTRY_POINTS.items():
         path = yard.folder / "plugin" / name
@@ -137,6 +167,15 @@ def saved_turns(yard: Yard, id: str) -> list[SavedTurn]:
         return unpacked([body for (body,) in db.execute(query, (id,))])
 
 
+async def until_saved(yard: Yard, id: str, least: int) -> None:
+    """Wait until the store has so many turns of a rollout."""
+
+    async def some_saved() -> bool:
+        return len(await asyncio.to_thread(saved_turns, yard, id)) >= least
+
+    await yard.until(some_saved)
+
+
 def rows(yard: Yard) -> int:
     with closing(sqlite3.connect(f"file:{yard.data / 'rollyard.db'}?mode=ro", uri=True)) as db:
         return sum(
@@ -164,19 +203,32 @@ def sampled(yard: Yard, name: str) -> int:
 
 
 async def check_files(client: AsyncClient, ended: Trajectory) -> None:
-    last = (await client.snapshots(ended.id))[-1]
-    assert files_in(await client.snapshot(ended.id, last.turn)) == files_after(ended.turns)
+    """Check that the files at the end are those to which a plain model comes by the recorded turns. A command runs the texts of
+    its turns."""
+    last, turns = (await client.snapshots(ended.id))[-1], ended.turns
+    if turns[-1].text == COMMAND[-1]:
+        own = [{"name": "bash", "arguments": {"command": turn.text}} for turn in turns[:-1]]
+        turns = [turns[0].model_copy(update={"tool_calls": own, "tool_results": ["(no output)"] * len(own)})]
+    assert files_in(await client.snapshot(ended.id, last.turn)) == files_after(turns)
+
+
+def check_ids(yard: Yard, name: str, ended: Trajectory) -> None:
+    """Check that each turn has the very ids that the model server sent for this conversation, and logprobs of each."""
+    sent = {tuple(line.split()) for line in (yard.folder / "turns").with_suffix(SAMPLED).read_text().splitlines()}
+    for turn in ended.turns:
+        segment, answer = (
+            ended.segments[turn.segment],
+            slice(turn.prompt_length, turn.prompt_length + turn.response_length),
+        )
+        ids = digest(segment.token_ids[answer])
+        assert any((f"{role}{name}", ids) in sent for role in ("", "planner-", "worker-")), turn
+        assert all(segment.loss_mask[answer])
 
 
 async def test_a_killed_node_agent_costs_at_most_the_turn_under_way(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
     (id,) = await client.submit([request("killed-1")])
-
-    async def some_saved() -> list[SavedTurn]:
-        found = await asyncio.to_thread(saved_turns, yard, id)
-        return found if len(found) >= 4 else []
-
-    await yard.until(some_saved)
+    await until_saved(yard, id, 4)
     await kill_holder(yard, client, id)
     before = saved_turns(yard, id)
     assert (await client.saved_turns(id))[: len(before)] == [saved.turn for saved in before]
@@ -236,11 +288,7 @@ async def test_a_preempted_node_agent_saves_what_cannot_be_played_again(resuming
     """A call was cut off, so no other sandbox can come to the same files by its calls."""
     yard, client = resuming
     (id,) = await client.submit([request("preempted-1", tool_timeout_seconds=1.0)])
-
-    async def some_saved() -> bool:
-        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 4
-
-    await yard.until(some_saved)
+    await until_saved(yard, id, 4)
     await signal_holder(yard, client, id, signal.SIGTERM)
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
@@ -262,11 +310,7 @@ async def test_a_warning_of_slurm_moves_a_rollout_and_repeats_no_turn(resuming: 
     """`--signal` of sbatch sends USR1 if it is so told."""
     yard, client = resuming
     (id,) = await client.submit([request("warned-1")])
-
-    async def some_saved() -> bool:
-        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 2
-
-    await yard.until(some_saved)
+    await until_saved(yard, id, 2)
     await signal_holder(yard, client, id, signal.SIGUSR1)
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
@@ -293,6 +337,16 @@ async def test_a_turn_that_outlasts_the_wait_of_a_stop_is_sampled_again_and_no_o
     assert (resumption.reason, resumption.turn, resumption.dropped) == ("NodeAgentStopped", 1, 0)
     assert sampled(yard, id) == len(LATE) + 1
     await check_files(client, ended)
+
+
+def looped(name: str) -> RolloutRequest:
+    """Return a request for a task kind with an agent loop of its own."""
+    task = Task.model_validate({"kind": "looped", "name": name, "restless": name == "restless-1"})
+    return request(name).model_copy(update={"task": task})
+
+
+def commanded(name: str) -> RolloutRequest:
+    return request(name, type="command", command=SHELL_AGENT)
 
 
 def game(name: str, env: str, gate: Path) -> RolloutRequest:
@@ -335,18 +389,13 @@ async def test_an_environment_goes_on_where_it_was_if_it_can_save_itself(
     assert {(one.turn, one.why) for one in forgetful.resumptions} == {(0, FORGETS)}
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", LOOPED[:2])
 async def test_a_loop_of_its_own_gets_its_turns_as_long_as_it_asks_for_them(
     resuming: tuple[Yard, AsyncClient], name: str
 ) -> None:
     yard, client = resuming
-    task = Task.model_validate({"kind": "looped", "name": name, "restless": name == "restless-1"})
-    (id,) = await client.submit([request(name).model_copy(update={"task": task})])
-
-    async def some_saved() -> bool:
-        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 4
-
-    await yard.until(some_saved)
+    (id,) = await client.submit([looped(name)])
+    await until_saved(yard, id, 4)
     await kill_holder(yard, client, id)
     saved = saved_turns(yard, id)
     (one,) = await yard.gather(client, [id])
@@ -371,13 +420,8 @@ async def test_a_loop_of_its_own_gets_its_turns_as_long_as_it_asks_for_them(
 
 async def test_a_command_gets_its_answers_as_long_as_it_asks_the_same(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
-    (id,) = await client.submit([request("command-1", type="command", command=SHELL_AGENT)])
-
-    async def some_saved() -> list[SavedTurn]:
-        found = await asyncio.to_thread(saved_turns, yard, id)
-        return found if len(found) >= 4 else []
-
-    await yard.until(some_saved)
+    (id,) = await client.submit([commanded("command-1")])
+    await until_saved(yard, id, 4)
     await kill_holder(yard, client, id)
     before = saved_turns(yard, id)
     assert [turn.text for turn in await client.saved_turns(id)][: len(before)] == [one.turn.text for one in before]
@@ -392,18 +436,22 @@ async def test_a_command_gets_its_answers_as_long_as_it_asks_the_same(resuming: 
         answer = slice(turn.prompt_length, turn.prompt_length + turn.response_length)
         assert (segment.token_ids[answer], segment.logprobs[answer]) == (was["ids"], was["logprobs"])
         assert segment.weights_version[answer] == [version for version, n in was["versions"] for _ in range(n)]
-    written = "".join(turn.text.split()[-3] for turn in ended.turns[:-1])
-    last = (await client.snapshots(id))[-1]
-    assert files_in(await client.snapshot(id, last.turn))["f0"] == written
+    await check_files(client, ended)
 
 
-async def killed_at(yard: Yard, client: AsyncClient, point: str, name: str) -> str:
+def kept(name: str) -> RolloutRequest:
+    if name in LOOPED:
+        return looped(name)
+    return commanded(name) if NAMES[name] is COMMAND else request(name, tool_timeout_seconds=1.0)
+
+
+async def killed_at(yard: Yard, client: AsyncClient, name: str, first: signal.Signals | None, point: str) -> str:
     """Return the id of a rollout during which a process was killed at the point. On a busy machine a lease may end before that;
     then another rollout is tried."""
-    armed, plays = yard.folder / "crash" / point, point in ("after-played-turn", "after-replay")
+    armed = yard.folder / "crash" / point
     for number in range(5):
-        asked = request(name, tool_timeout_seconds=1.0).model_copy(update={"id": f"{point}-{number}"})
-        (id,) = await client.submit([asked])
+        id = f"{name}-{first.name.lower() if first else 'no'}-{point}-{number}"
+        await client.submit([kept(name).model_copy(update={"id": id})])
 
         async def ended(id: str = id) -> bool:
             return point not in SERVER_POINTS and (await client.rollout(id))[0].status.terminal
@@ -412,11 +460,11 @@ async def killed_at(yard: Yard, client: AsyncClient, point: str, name: str) -> s
             return len(await asyncio.to_thread(saved_turns, yard, id)) >= 3 or await ended(id)
 
         await yard.until(some_saved)
+        if first is signal.SIGKILL:
+            await kill_holder(yard, client, id)
         armed.touch()
-        if "turns" not in point:
-            signum = signal.SIGKILL if plays else signal.SIGTERM  # then a snapshot is taken
-            for pid in yard.processes("node-agent", await holder(client, id)):
-                os.kill(pid, signum)
+        if first is signal.SIGTERM:
+            await signal_holder(yard, client, id, first)
 
         async def over(ended: Any = ended) -> bool:
             return not armed.exists() or await ended()
@@ -428,17 +476,23 @@ async def killed_at(yard: Yard, client: AsyncClient, point: str, name: str) -> s
     raise AssertionError(f"no process got to {point}")
 
 
-@pytest.mark.parametrize("point", POINTS)
-async def test_a_kill_at_any_point_mixes_no_two_states(resuming: tuple[Yard, AsyncClient], point: str) -> None:
-    """The files at the end of RUN are those that a plain model comes to by the recorded turns."""
+@pytest.mark.parametrize(("name", "first", "point"), POINTS)
+async def test_a_kill_at_any_point_mixes_no_two_states(
+    resuming: tuple[Yard, AsyncClient], name: str, first: signal.Signals | None, point: str
+) -> None:
+    """The files at the end of RUN are those that a plain model comes to by the recorded turns. So no call ran twice on a state
+    that had its effect, and a command got no other answers than the recorded ones."""
     yard, client = resuming
-    name = "kept-1" if "turns" in point or point in ("after-played-turn", "after-replay") else "preempted-1"
-    id = await killed_at(yard, client, point, name)
+    id = await killed_at(yard, client, name, first, point)
     if point in SERVER_POINTS:
         yard.stop()
         yard.start()
     (ended,) = await yard.gather(client, [id])
-    assert (ended.reward, ended.error, ended.attempt, len(ended.turns)) == (1.0, None, 1, len(NAMES[name]))
+    assert (ended.status, ended.error, ended.attempt) == (Status.COMPLETED, None, 1)
+    assert len(ended.turns) == (TURNS + 2 if name in LOOPED else len(NAMES[name]))
+    assert ended.reward == (0.0 if NAMES.get(name) is COMMAND else 1.0)
+    assert [entry.event for entry in (await client.rollout_history(id)).entries].count("Ended") == 1
+    check_ids(yard, name, ended)
     await check_files(client, ended)
     assert rows(yard) == 0
 
@@ -446,11 +500,7 @@ async def test_a_kill_at_any_point_mixes_no_two_states(resuming: tuple[Yard, Asy
 async def test_a_drain_with_grace_repeats_no_turn(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
     (id,) = await client.submit([request("drained-1")])
-
-    async def some_saved() -> bool:
-        return len(await asyncio.to_thread(saved_turns, yard, id)) >= 2
-
-    await yard.until(some_saved)
+    await until_saved(yard, id, 2)
     first = await holder(client, id)
     await yard.rollyard("drain", first, "--grace", "20s")  # of which the last 20 s are for what is under way
     (ended,) = await yard.gather(client, [id])
@@ -471,12 +521,7 @@ async def test_a_drain_with_grace_repeats_no_turn(resuming: tuple[Yard, AsyncCli
 async def test_a_rollout_whose_sandbox_is_killed_goes_on_in_another(resuming: tuple[Yard, AsyncClient]) -> None:
     yard, client = resuming
     (id,) = await client.submit([request("sandbox-1")])
-
-    async def some_saved() -> list[SavedTurn]:
-        found = await asyncio.to_thread(saved_turns, yard, id)
-        return found if len(found) >= 4 else []
-
-    await yard.until(some_saved)
+    await until_saved(yard, id, 4)
     for pid in yard.sandboxes():
         kill(pid)
     (ended,) = await yard.gather(client, [id])

@@ -25,6 +25,7 @@ from rollyard.core.errors import (
     TaskError,
     TemplateUnusable,
 )
+from rollyard.core.failpoints import failpoint
 from rollyard.gateway.requests.call_errors import (
     GatewayError,
     bad_request,
@@ -360,6 +361,7 @@ class GatewaySession:
         self._calls_begun = max(self._calls_begun, call.begun + len(turns))
         self._calls_admitted += len(turns)
         self._answered.restore(identity, turns, delivered=False)
+        failpoint("after-played-turn")
 
     async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
