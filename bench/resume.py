@@ -7,14 +7,16 @@ further one changes three of its files, compiles a folder of it and waits for `-
 `--at-once` rollouts of one kind, and then as many of the other kind.
 
 The ratio compares the seconds of RUN. The share of snapshots is what the rollouts waited for them, as the node agent measured
-it. Memory is the greatest resident memory of the node agent so far (VmHWM), behind each round. Server bytes are the most that
-were stored at a time, as `rollyard describe` shows them.
+it. CPU seconds are those of the server and the node agent without sandboxes. Unlike the ratio they hardly depend on what else
+the machine does. Memory is the greatest resident memory of the node agent so far (VmHWM), behind each round. Server bytes are
+the most that were stored at a time, as `rollyard describe` shows them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -55,6 +57,14 @@ def peak_mib(yard: Yard) -> float:
     return max(found)
 
 
+def cpu_seconds(yard: Yard) -> float:
+    """Return the CPU time that the server and the node agents have used so far."""
+    assert yard.server is not None
+    pids = [yard.server.pid, *yard.processes("node-agent", "--allocation")]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+
 async def watch_bytes(client: AsyncClient, most: dict[str, int]) -> None:
     while True:
         for pool in (await client.top("default")).rollout_pools:
@@ -92,12 +102,15 @@ async def main(options: argparse.Namespace) -> None:
 
 async def measure(yard: Yard, client: AsyncClient, options: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    cpu = dict.fromkeys(WAYS, 0.0)
     spent, count, most = 0.0, 0.0, dict[str, int]()
     print(f"{'round':>6}{'auto, s':>9}{'never, s':>10}{'ratio':>8}{'node agent, MiB':>17}")
     async with running(watch_bytes(client, most)):
         for number in range(options.rounds):
             for way in WAYS if number % 2 == 0 else WAYS[::-1]:
+                before = cpu_seconds(yard)
                 ended = await round_of(yard, client, way, number, options.at_once)
+                cpu[way] += cpu_seconds(yard) - before
                 assert all(one.reward == 1.0 for one in ended), [one.error for one in ended]
                 seconds[way] += [one.timings.run or 0.0 for one in ended]
                 spent += sum(one.metrics.get("resume_snapshot_seconds", 0.0) for one in ended)
@@ -106,6 +119,8 @@ async def measure(yard: Yard, client: AsyncClient, options: argparse.Namespace) 
             print(f"{number + 1:>6}{auto:>9.1f}{never:>10.1f}{auto / never:>8.3f}{peak_mib(yard):>17.0f}", flush=True)
     auto, never = (sum(seconds[way]) for way in WAYS)
     print(f"all: ratio {auto / never:.3f}; snapshots: {count:g}, {spent / auto:.2%} of RUN's seconds")
+    each = [f"{cpu[way] / (options.rounds * options.at_once):.2f} ({way})" for way in WAYS]
+    print(f"CPU seconds of server and node agent for a rollout: {', '.join(each)}")
     print(f"server, at most: {most.get('turns', 0):,} bytes of turns, {most.get('snapshots', 0):,} of snapshots")
 
 
