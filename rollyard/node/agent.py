@@ -71,6 +71,9 @@ HAND_BACK_SECONDS = 5.0
 TURN_SECONDS, SAVE_SECONDS = 10.0, 10.0
 """Seconds in which the turns under way end, and in which they and snapshots are saved, before the rollouts are handed back.
 Slurm kills a job 30 s after TERM, if the site has not changed it."""
+LONGEST_TURN_SECONDS = 17.0
+"""Seconds in which the turn under way ends in a rollout that needs no snapshot. The rest of both times is for the upload of the
+turn."""
 KEPT_SHARE = 4
 """One in this number of the allocation's sandboxes may be the kept sandbox of a failed rollout."""
 MAX_ERROR_CHARS = 2000
@@ -332,7 +335,7 @@ class NodeAgent:
         async def leave(work: LeaseRun) -> None:
             with contextlib.suppress(TimeoutError, RollyardError):  # what is saved is enough to go on
                 async with asyncio.timeout(TURN_SECONDS + SAVE_SECONDS):
-                    await work.suspend(TURN_SECONDS)
+                    await work.suspend(TURN_SECONDS, LONGEST_TURN_SECONDS)
             if (found := self._runs.get(work.ref.key)) is not None:
                 found[1].cancel()
                 await self._connection.send(HandBack(lease=work.ref, reason=reason))

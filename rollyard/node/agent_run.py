@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollyard.core.aio import wait_or_timeout
 from rollyard.core.errors import AllocationEnds, Invalid, ResumeFailed, SandboxLost, StageTimeout, TaskError
 from rollyard.core.failpoints import failpoint
 from rollyard.gateway.session.saved_calls import SavedCalls
@@ -119,7 +119,7 @@ class LoopRun:
         """Number of turns after which the conversation went on."""
         self._calls_saved = 0
         """Number of calls of models by role that are saved with turns, or were made before the first one."""
-        self._leaving = self._ended = False
+        self._leaving = self.ended = False
         self._paused = asyncio.Event()
         """Set when the loop stands between two turns for good, or has ended."""
 
@@ -159,24 +159,24 @@ class LoopRun:
         self._saver, self._snapshots, self._end = saver, snapshots, end
         self._calls_saved = len(self._models.calls)
 
-    async def suspend(self, grace: float) -> None:
+    async def suspend(self, grace: float, longest: float) -> None:
         """Stop the work, and save what another node agent needs to go on. A turn that is under way is finished first, if it
-        takes no longer than `grace` seconds."""
+        takes no longer than `grace` seconds, or than `longest` seconds if no snapshot is needed."""
         if self._saver is None or self._snapshots is None:
             return
         if self._leaving:
             await self._paused.wait()
             return
         self._leaving = True
-        try:
-            async with asyncio.timeout(grace):
-                await self._paused.wait()
-        except TimeoutError:
+        ended = await wait_or_timeout(self._paused, grace)
+        if not ended and not self._snapshots.needed(self._run.turns[: self._settled]):
+            ended = await wait_or_timeout(self._paused, longest - grace)
+        if not ended:
             if self._settled < len(self._run.turns):  # a call runs, so the files are those of no turn
                 await self._saver.flush()
                 return
             self._tools.hold()
-        if not self._ended:
+        if not self.ended:
             await self._save_all(self._saver, self._snapshots)
 
     async def _save_all(self, saver: TurnSaver, snapshots: ResumeSnapshots) -> None:
@@ -260,7 +260,7 @@ class LoopRun:
         except TimeoutError:
             self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, budget_ended(budget)
         finally:
-            self._ended = True
+            self.ended = True
             self._paused.set()
         return await self.result()
 
@@ -305,6 +305,7 @@ class CommandRun:
         self._status = Status.TRUNCATED
         self._metrics: dict[str, float] = {}
         self._overdue = True
+        self.ended = False
         self._cut_short: str | None = None
 
     @property
@@ -356,10 +357,8 @@ class CommandRun:
         seconds; the command gets no more answers."""
         self._calls.leaving = True
         if self._session.in_flight:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace):
-                    await self._calls.paused.wait()
-        if self._overdue:  # else it has ended
+            await wait_or_timeout(self._calls.paused, grace)
+        if not self.ended:
             await self._saver.flush()
 
     def _leave(self, reason: str) -> None:
@@ -386,6 +385,7 @@ class CommandRun:
             if self._saved is not None and not self._saved.ended:
                 raise StageTimeout(f"answering saved calls again took more than {budget:g} s") from None
         finally:
+            self.ended = True
             self._calls.paused.set()
         return await self.result()
 

@@ -183,11 +183,13 @@ class Handover:
         """Whether another node agent can go on with the agent's work."""
         return self._agent is not None
 
-    async def suspend(self, grace: float) -> None:
-        """Save what another node agent needs to go on. The agent does nothing more here. `grace`: as of
-        `LoopRun.suspend`."""
-        if self._agent is not None:
-            await self._agent.suspend(grace)
+    async def suspend(self, grace: float, longest: float) -> bool:
+        """Save what another node agent needs to go on. The agent does nothing more here. Return whether it has ended, so that
+        there is nothing to go on with. `grace`, `longest`: as of `LoopRun.suspend`."""
+        if (agent := self._agent) is None:
+            return False
+        await (agent.suspend(grace, longest) if isinstance(agent, LoopRun) else agent.suspend(longest))
+        return agent.ended
 
     @property
     def metrics(self) -> dict[str, float]:

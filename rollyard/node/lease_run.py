@@ -138,6 +138,8 @@ class LeaseRun:
         self._handover = Handover(node.uploads, lease, lambda: self.ref, node.end)
         self.over = False
         """True if the work on the lease has ended, for whatever reason."""
+        self._ran = asyncio.Event()
+        """Set when the server has RUN's result, or nothing more comes."""
 
     async def turns(self) -> list[Turn]:
         """Return the turns of this attempt so far."""
@@ -165,10 +167,11 @@ class LeaseRun:
         """Whether another node agent can go on with the present work."""
         return self._handover.can_leave and self.stage is Stage.RUN
 
-    async def suspend(self, grace: float) -> None:
-        """Do as `Handover.suspend`, if the rollout can leave."""
-        if self.can_leave:
-            await self._handover.suspend(grace)
+    async def suspend(self, grace: float, longest: float) -> None:
+        """Do as `Handover.suspend`, if the rollout can leave. If the agent has ended, wait until the server has RUN's result:
+        without it, the last turn would be sampled again."""
+        if self.can_leave and await self._handover.suspend(grace, longest):
+            await self._ran.wait()
 
     @property
     def ref(self) -> LeaseRef:
@@ -182,6 +185,7 @@ class LeaseRun:
             outcome = await self._outcome()
         finally:
             self.over = True
+            self._ran.set()
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
         task = asyncio.current_task()
@@ -260,6 +264,7 @@ class LeaseRun:
         else:
             run = await self._run(handler)
             await self._node.uploads.run(self.ref, run)
+            self._ran.set()
         self._partial_outcome = run.outcome
         return await self._evaluated(handler, run)
 

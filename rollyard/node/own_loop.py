@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NoReturn
 
+from rollyard.core.aio import wait_or_timeout
 from rollyard.core.errors import (
     AllocationEnds,
     ContextExceeded,
@@ -107,7 +108,7 @@ class OwnLoopRun:
         """Number of calls that do not go on, because the rollout leaves its node."""
         self._paused = asyncio.Event()
         """Set when all calls stand, or the loop has ended."""
-        self._ended = False
+        self.ended = False
 
     # the interface for handlers (`rollyard.tasks.base.LoopAgent`)
 
@@ -316,14 +317,12 @@ class OwnLoopRun:
         self._report = report
 
     async def suspend(self, grace: float) -> None:
-        """Stop the work at the next turn, and wait until the server has the turns. `grace`: as of `LoopRun.suspend`."""
+        """Stop the work at the next turn, if that is at most `grace` seconds away, and wait until the server has the turns."""
         if self._saver is None:
             return
         self._leaving, self._suspended = self._leaving or AllocationEnds(""), True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await self._paused.wait()
-        if not self._ended:
+        await wait_or_timeout(self._paused, grace)
+        if not self.ended:
             await self._saver.flush()
 
     async def run(self, budget: float) -> AgentResult:
@@ -337,7 +336,7 @@ class OwnLoopRun:
                     await asyncio.wait({loop, self._over}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self._end(None)
-                    self._ended = True
+                    self.ended = True
                     self._paused.set()
                     await self._stop(loop)
         except TimeoutError:

@@ -62,14 +62,17 @@ class ResumeSnapshots:
             await self._take(len(run.turns), longest(since))
 
     async def finish(self, turns: Sequence[Turn]) -> None:
-        """Take a last snapshot after these turns, if calls since the newest one cannot be run again, and wait until it is
-        stored. No call may run meanwhile."""
-        later = turns[self._newest :]
-        cut = self._writing_calls and any(not_repeatable(turn, self._has_network) for turn in later)
-        if cut or (self._lost_state and any(turn.tool_calls for turn in later)):
+        """Take a last snapshot after these turns, if it is needed, and wait until it is stored. No call may run meanwhile."""
+        if self.needed(turns):
             await self._take(len(turns))
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def needed(self, turns: Sequence[Turn]) -> bool:
+        """Whether calls since the newest snapshot cannot be run again. `turns`: those so far."""
+        later = turns[self._newest :]
+        cut = self._writing_calls and any(not_repeatable(turn, self._has_network) for turn in later)
+        return bool(cut or (self._lost_state and any(turn.tool_calls for turn in later)))
 
     async def _take(self, turn: int, seconds: float | None = None) -> None:
         """`seconds`: greatest time; None: as long as it takes."""

@@ -68,6 +68,19 @@ class SampledTurns:
         names = {f"{id}." for id in ids if id.startswith(pool)}
         return sum(name in names for name, _ in self.of(pool)) / (TURNS * max(1, len(names))) - 1
 
+    def again_by_reason(self, pool: str, ended: Collection[Trajectory]) -> dict[str, tuple[int, int]]:
+        """Return for each set of reasons for which a pool's rollouts were resumed: number of rollouts, and of turns sampled
+        again."""
+        lost: dict[str, tuple[int, int]] = {}
+        counts = Counter(name for name, _ in self.of(pool))
+        for one in ended:
+            if not one.id.startswith(pool):
+                continue
+            reasons = " ".join(sorted(set(words_of(one))))
+            rollouts, turns = lost.get(reasons, (0, 0))
+            lost[reasons] = rollouts + 1, turns + counts[f"{one.id}."] - TURNS
+        return lost
+
 
 @dataclass
 class Storm:
@@ -189,9 +202,10 @@ async def test_rollouts_outlive_walltimes_deaths_drains_and_preemptions(
     again = {pool: sampled.again(pool, [one.id for one in done]) for pool in POOLS}
     why = sum((words_of(one) for one in ended if one.id.startswith("short")), Counter[str]())
     kept = sum(resumption.turn for one in ended for resumption in one.resumptions)
+    lost = sampled.again_by_reason("short", done)
     print(
         f"\n{len(ended)} rollouts of {TURNS} turns, {dict(struck)}, moved {dict(why)}, {kept} turns kept: sampled again "
-        f"{again['short']:.1%} with resume: auto, {again['steady']:.1%} with never"
+        f"{again['short']:.1%} with resume: auto, {again['steady']:.1%} with never; turns sampled again by reason: {lost}"
     )
     assert sorted(one.id for one in ended) == sorted(ids)
     assert {one.status for one in ended} <= {Status.COMPLETED, Status.INFRA_FAILED}, [one.error for one in ended]

@@ -25,7 +25,7 @@ from rollyard.kinds.allocation import DRAINED_BY
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.task import Task
-from rollyard.node.agent import TURN_SECONDS
+from rollyard.node.agent import LONGEST_TURN_SECONDS, TURN_SECONDS
 from rollyard.node.turn_saver import unpacked
 from rollyard.trajectory import SavedTurn, Trajectory
 from tests.support.file_work import ANSWER, LOST, file_turns, files_after, files_in, stem_task
@@ -58,13 +58,18 @@ CUT = [
     ANSWER,
 ]
 """Turns with a call that is stopped at its time limit."""
-LATE = [
-    call("bash", command="true && printf %s NONCE > f0"),
-    call("bash", command=f"sleep {TURN_SECONDS + 2:g} && printf %s -NONCE >> f0"),
-    call("bash", command="true && cat f0"),
-    ANSWER,
-]
-"""Turns with a call that takes longer than a node agent waits that was told to stop."""
+LATE, TOO_LATE = (
+    [
+        call("bash", command="true && printf %s NONCE > f0"),
+        call("bash", command=f"sleep {seconds:g} && printf %s -NONCE >> f0"),
+        call("bash", command="true && cat f0"),
+        ANSWER,
+    ]
+    for seconds in (TURN_SECONDS + 2, LONGEST_TURN_SECONDS + 2)
+)
+"""Turns with a call that outlasts the wait of a node agent that stops: where a snapshot is needed, and everywhere."""
+LAST = [call("bash", command="true && printf %s NONCE > f0"), f"{'1 ' * 1500}\n{ANSWER}"]
+"""Turns of which the last one takes four seconds to sample."""
 PLAYED = [
     text
     for n in range(4)
@@ -107,7 +112,9 @@ COMMAND = [f"{SLOW} && printf %s {'NONCE-' * n} {'>>' if n > 1 else '>'} f0" for
 """Turns of a command, each of which leaves another text."""
 NAMES = {
     "preempted-1": CUT,
+    "last-1": LAST,
     "late-1": LATE,
+    "late-2": TOO_LATE,
     "warned-1": file_turns(TURNS, 6, "sleep 1"),
     "drained-1": file_turns(TURNS, 0, "sleep 3"),
     "shown-1": file_turns(TURNS, 5, "sleep 2"),
@@ -145,6 +152,7 @@ async def resuming(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tu
         VARIABLE: str(yard.folder / "crash"),
     }  # for the environments' modules
     policy = scripted_pool(yard.folder, MODEL, NAMES)
+    (yard.folder / "turns").with_suffix(SAMPLED).touch()
     try:
         yard.start()
         async with yard.client() as client:
@@ -213,13 +221,10 @@ async def check_files(client: AsyncClient, ended: Trajectory) -> None:
 
 
 def check_ids(yard: Yard, name: str, ended: Trajectory) -> None:
-    """Check that each turn has the very ids that the model server sent for this conversation, and logprobs of each."""
+    """Check that each turn has the very ids that the model server sent for this conversation, marked as sampled."""
     sent = {tuple(line.split()) for line in (yard.folder / "turns").with_suffix(SAMPLED).read_text().splitlines()}
     for turn in ended.turns:
-        segment, answer = (
-            ended.segments[turn.segment],
-            slice(turn.prompt_length, turn.prompt_length + turn.response_length),
-        )
+        segment, answer = ended.segments[turn.segment], slice(begin := turn.prompt_length, begin + turn.response_length)
         ids = digest(segment.token_ids[answer])
         assert any((f"{role}{name}", ids) in sent for role in ("", "planner-", "worker-")), turn
         assert all(segment.loss_mask[answer])
@@ -320,11 +325,12 @@ async def test_a_warning_of_slurm_moves_a_rollout_and_repeats_no_turn(resuming: 
     await check_files(client, ended)
 
 
-async def test_a_turn_that_outlasts_the_wait_of_a_stop_is_sampled_again_and_no_other(
-    resuming: tuple[Yard, AsyncClient],
+@pytest.mark.parametrize(("id", "again"), [("late-1", 0), pytest.param("late-2", 1, marks=pytest.mark.long)])
+async def test_only_a_turn_that_outlasts_the_wait_of_a_stop_is_sampled_again(
+    resuming: tuple[Yard, AsyncClient], id: str, again: int
 ) -> None:
     yard, client = resuming
-    (id,) = await client.submit([request("late-1")])
+    await client.submit([request(id)])
 
     async def calls() -> bool:
         return sampled(yard, id) == 2
@@ -334,8 +340,24 @@ async def test_a_turn_that_outlasts_the_wait_of_a_stop_is_sampled_again_and_no_o
     (ended,) = await yard.gather(client, [id])
     assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
     (resumption,) = ended.resumptions
-    assert (resumption.reason, resumption.turn, resumption.dropped) == ("NodeAgentStopped", 1, 0)
-    assert sampled(yard, id) == len(LATE) + 1
+    assert (resumption.reason, resumption.turn, resumption.dropped) == ("NodeAgentStopped", 2 - again, 0)
+    assert sampled(yard, id) == len(LATE) + again
+    await check_files(client, ended)
+
+
+async def test_a_last_turn_that_ends_in_time_is_not_sampled_again(resuming: tuple[Yard, AsyncClient]) -> None:
+    yard, client = resuming
+    longer = request("last-1").sampling.model_copy(update={"max_tokens": 3500})
+    (id,) = await client.submit([request("last-1").model_copy(update={"sampling": longer})])
+
+    async def last_begun() -> bool:
+        return sampled(yard, id) == 2
+
+    await yard.until(last_begun)
+    await signal_holder(yard, client, id, signal.SIGTERM)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    assert sampled(yard, id) == len(LAST)
     await check_files(client, ended)
 
 
