@@ -26,7 +26,7 @@ from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.job_listings import INTERVAL_SECONDS
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgent
 from rollyard.server_process.parts_and_wakeups import Parts
-from rollyard.slurm.base import BatchScript, Job, JobListing, Site
+from rollyard.slurm.base import BatchScript, Job, JobAccount, JobListing, Site
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.cli_driver import MARK, QUEUE, read_queue
 from rollyard.store.store import Store
@@ -73,6 +73,9 @@ class SimulatedSlurm:
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         return {}
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        return None
 
     async def site(self) -> Site:
         return Site("simulated", {}, {})

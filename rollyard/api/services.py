@@ -15,6 +15,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.token import RotationRequest, RotationResult
+from rollyard.kinds.usage import SlurmUsageView
 from rollyard.server.batches.service import BatchService
 from rollyard.server.rollouts.connected_node_agents import ConnectedNodeAgents
 from rollyard.server.rollouts.missing_images import MissingImages
@@ -54,6 +55,9 @@ class Services:
     Invalid."""
     latest_metrics: Callable[[], Sequence[tuple[TrackKey, Bucket]]]
     """Returns the last recorded sample of each pool and endpoint."""
+    slurm_usage: Callable[[str | None, float, int], Awaitable[SlurmUsageView]]
+    """Returns the hours of jobs beside those of Slurm's accounting, for (namespace, since, most jobs to list). Raises
+    Unavailable."""
     rotate_tokens: Callable[[RotationRequest], Awaitable[RotationResult]]
 
 

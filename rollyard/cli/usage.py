@@ -11,17 +11,14 @@ from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.printable import printable
 from rollyard.cli.rollout_lists import MOMENT
-from rollyard.cli.slurm_usage import ComparedJob, OwnJob, compared
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.clock import as_text
 from rollyard.core.errors import RollyardError
-from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.usage import USAGE_BY, UsageRow, UsageTotals, UsageView
-from rollyard.slurm.cli_driver import CliDriver
+from rollyard.kinds.usage import USAGE_BY, HoursBesideSlurm, SlurmUsageView, UsageRow, UsageTotals, UsageView
 
 WEEK_SECONDS = 7 * 86400.0
-MAX_JOBS = 20
-"""Greatest number of jobs that differ from Slurm's accounting in a table."""
+MAX_JOBS, ALL_JOBS = 20, 100_000
+"""Greatest number of jobs beside Slurm's accounting, in a table and in JSON."""
 COLUMNS = ["GPU HOURS", "CPU HOURS", "ROLLOUTS", "SCORED", "SCORED/GPU HOUR", "PROMPT TOKENS", "SAMPLED TOKENS"]
 
 
@@ -29,7 +26,7 @@ COLUMNS = ["GPU HOURS", "CPU HOURS", "ROLLOUTS", "SCORED", "SCORED/GPU HOUR", "P
 @click.option("--since", type=MOMENT, help="a duration such as 24h or 7d, or a date (UTC)  [default: 7d]")
 @click.option("--by", type=click.Choice(USAGE_BY), default="pool", help="[default: pool]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="of all namespaces; --by namespace implies it")
-@click.option("--slurm", is_flag=True, help="also the hours of the same jobs in Slurm's accounting (sacct, run here)")
+@click.option("--slurm", is_flag=True, help="also the hours of the same jobs in Slurm's accounting")
 @click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output")
 @with_client
 async def usage(
@@ -43,13 +40,16 @@ async def usage(
     where = None if all_namespaces or by == "namespace" else namespace
     begin = since if since is not None else time.time() - WEEK_SECONDS
     found = await client.usage(where, since=begin, by=by)
-    jobs = await _compared(client, where, found) if slurm else None
+    limit = ALL_JOBS if form == "json" else MAX_JOBS
+    beside = await client.slurm_usage(where, since=begin, limit=limit) if slurm else None
+    if beside is not None and beside.missing is not None:
+        raise RollyardError(beside.missing)
     if form == "json":
-        more = {"slurm": [job._asdict() for job in jobs]} if jobs is not None else {}
+        more = {"slurm": beside.model_dump(mode="json")} if beside is not None else {}
         click.echo(json.dumps({**found.model_dump(mode="json"), **more}))
         return
     lines = [f"since {as_text(found.since)}", *align(_rows(found))]
-    click.echo(printable("\n".join([*lines, *([] if jobs is None else ["", *_slurm_lines(jobs)])])))
+    click.echo(printable("\n".join([*lines, *([] if beside is None else ["", *_slurm_lines(beside)])])))
 
 
 def _rows(found: UsageView) -> list[list[str]]:
@@ -71,49 +71,44 @@ def _cells(row: UsageTotals) -> list[str]:
     return [f"{row.gpu_hours:.2f}", f"{row.cpu_hours:.2f}", *counts]
 
 
-async def _compared(client: AsyncClient, namespace: str | None, found: UsageView) -> list[ComparedJob]:
-    """Compare all jobs of this time with sacct. Raises RollyardError if sacct does not answer or keeps no accounts."""
-    ended = await client.ended_allocations(namespace, since=found.since, limit=100_000)
-    live, _ = await client.list_objects(Allocation.__name__, namespace)
-    own = OwnJob.all(ended, [one for one in live if isinstance(one, Allocation)], found.until)
-    accounts = await CliDriver().accounts(sorted({job.id for job in own}))
-    if accounts is None:
-        raise RollyardError(
-            "Slurm keeps no accounts here (accounting_storage/none), so there is nothing to compare with"
-        )
-    return compared(own, accounts, found.since, found.until)
-
-
-def _slurm_lines(jobs: list[ComparedJob]) -> list[str]:
-    """The sums are about the same jobs: those that accounting knows."""
-    known = [job for job in jobs if job.slurm_gpu_hours is not None]
-    rows = [["", "JOBS", "GPU HOURS", "CPU HOURS"]]
-    rows.append(["rollyard", str(len(known)), *_sums([(job.gpu_hours, job.cpu_hours) for job in known])])
-    theirs = [(job.slurm_gpu_hours or 0.0, job.slurm_cpu_hours or 0.0) for job in known]
-    rows.append(["slurm", str(len(known)), *_sums(theirs)])
-    differing, unknown = [job for job in jobs if job.why], [job for job in jobs if job.slurm_gpu_hours is None]
-    lines = align(rows)
-    if unknown:
-        gpu, cpu = _sums([(job.gpu_hours, job.cpu_hours) for job in unknown])
-        lines.append(
-            f"in neither sum: {len(unknown)} jobs that accounting does not know, {gpu} GPU-hours, {cpu} CPU-hours"
-        )
-    lines.append(f"{len(differing)} of {len(jobs)} jobs differ")
-    table = [["JOB", "ALLOCATION", "GPU HOURS", "SLURM", "CPU HOURS", "SLURM", "WHY"]]
-    for job in differing[:MAX_JOBS]:
-        gpu, cpu = (_hours(one) for one in (job.slurm_gpu_hours, job.slurm_cpu_hours))
-        table.append(
-            [job.id, job.allocation, _hours(job.gpu_hours), gpu, _hours(job.cpu_hours), cpu, "; ".join(job.why)]
-        )
-    if differing:
+def _slurm_lines(found: SlurmUsageView) -> list[str]:
+    """Both sums are about the same jobs: those that accounting knows."""
+    rows = [["NAMESPACE", "POOL", "JOBS", "GPU HOURS", "SLURM", "CPU HOURS", "SLURM", "DIFFER", "UNKNOWN TO SLURM"]]
+    rows += [[row.namespace, f"{row.pool_kind.lower()}/{row.pool}", *_pair(row)] for row in found.rows]
+    total = found.total
+    lines = align([*rows, ["total", "", *_pair(total)]])
+    if total.unknown_jobs:
+        hours = f"{total.unknown_gpu_hours:.2f} GPU-hours, {total.unknown_cpu_hours:.2f} CPU-hours"
+        lines.append(f"in neither sum, because accounting does not know the job: {total.unknown_jobs}, with {hours}")
+    if found.differences:
+        table = [["GPU HOURS", "CPU HOURS", "JOBS", "WHY SLURM HAS MORE OR LESS"]]
+        table += [[f"{d.gpu_hours:+.3f}", f"{d.cpu_hours:+.3f}", str(d.jobs), d.message] for d in found.differences]
         lines += ["", *align(table)]
-    if len(differing) > MAX_JOBS:
-        lines.append(f"… and {len(differing) - MAX_JOBS} more; -o json has all")
+    differing = [job for job in found.jobs if job.why]
+    if differing:
+        table = [["JOB", "ALLOCATION", "GPU HOURS", "SLURM", "CPU HOURS", "SLURM", "WHY"]]
+        for job in differing:
+            gpu, cpu = (_hours(one) for one in (job.slurm_gpu_hours, job.slurm_cpu_hours))
+            table.append(
+                [job.id, job.allocation, _hours(job.gpu_hours), gpu, _hours(job.cpu_hours), cpu, "; ".join(job.why)]
+            )
+        lines += ["", *align(table)]
+    if more := total.differing + total.unknown_jobs - len(differing):
+        lines.append(f"… and {more} more; -o json has all")
     return lines
 
 
-def _sums(hours: list[tuple[float, float]]) -> list[str]:
-    return [f"{sum(one[place] for one in hours):.2f}" for place in (0, 1)]
+def _pair(row: HoursBesideSlurm) -> list[str]:
+    gpu, cpu = (f"{hours or 0:.2f}" for hours in (row.slurm_gpu_hours, row.slurm_cpu_hours))
+    return [
+        str(row.jobs),
+        f"{row.gpu_hours:.2f}",
+        gpu,
+        f"{row.cpu_hours:.2f}",
+        cpu,
+        str(row.differing),
+        str(row.unknown_jobs),
+    ]
 
 
 def _hours(hours: float | None) -> str:

@@ -177,6 +177,7 @@ class Client(Blocking[AsyncClient]):
     close_session = blocking(AsyncClient.close_session)
     weights_status = blocking(AsyncClient.weights_status)
     usage = blocking(AsyncClient.usage)
+    slurm_usage = blocking(AsyncClient.slurm_usage)
     ended_allocations = blocking(AsyncClient.ended_allocations)
 
     def __init__(self, *, kubeconfig: Path | str | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.client.api_client import ApiClient
-from rollyard.kinds.usage import AllocationHistory, EndedAllocation, UsageView
+from rollyard.kinds.usage import AllocationHistory, EndedAllocation, SlurmUsageView, UsageView
 
 
 class UsageClient(ApiClient):
@@ -12,6 +12,14 @@ class UsageClient(ApiClient):
         namespace, those of all namespaces. `by`: pool, namespace or week."""
         query = _query(namespace=namespace, since=since, by=by)
         return UsageView.model_validate(await self._http.json("GET", "/v1/usage", query=query))
+
+    async def slurm_usage(
+        self, namespace: str | None = None, *, since: float | None = None, limit: int | None = None
+    ) -> SlurmUsageView:
+        """Return the hours of jobs since a time (Unix seconds; None: a week ago) beside those of Slurm's accounting. Without a
+        namespace, those of all namespaces. `limit`: most jobs to list, None for 100."""
+        query = _query(namespace=namespace, since=since, limit=limit)
+        return SlurmUsageView.model_validate(await self._http.json("GET", "/v1/usage/slurm", query=query))
 
     async def ended_allocations(
         self, namespace: str | None = None, *, since: float | None = None, limit: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Self
 
@@ -68,6 +70,40 @@ class EndedAllocation(WireModel):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """Time in which a job ran, in Unix seconds, and what it held."""
+
+    id: str
+    """Slurm's number. After a new Slurm, or a move to another one, two jobs may have the same."""
+    allocation: str
+    namespace: str
+    pool_kind: Literal["InferencePool", "RolloutPool"]
+    pool: str
+    submitted: float | None
+    start: float
+    end: float
+    is_running: bool
+    gpus: int
+    cpus: int
+
+
+def job_times(ended: Iterable[EndedAllocation], live: Iterable[Allocation], now: float) -> Iterator[JobTime]:
+    """Yield the times of all jobs that have started. An allocation that is in both lists counts once."""
+    seen = set[str]()
+    for one in ended:
+        seen.add(one.uid)
+        if one.started_at is not None:
+            where = (one.job_id, one.name, one.namespace, one.pool_kind, one.pool)
+            yield JobTime(*where, one.submitted_at, one.started_at, one.ended_at, False, one.gpus, one.cpus)
+    for allocation in live:
+        status, pool, meta = allocation.status, allocation.spec.pool, allocation.metadata
+        start = started_at(status, now)
+        if start is not None and meta.uid not in seen and not status.is_ended:
+            where = (status.job_id or "", meta.name, meta.namespace, pool.kind, pool.name)
+            yield JobTime(*where, _seconds(status.intended_at), start, now, True, *resources(allocation.spec.template))
+
+
 def resources(template: AllocationTemplate) -> tuple[int, int]:
     """Return the GPUs and the cores of one whole job."""
     return template.gpus * template.nodes, template.cpus_per_task * template.nodes
@@ -119,6 +155,76 @@ class UsageView(WireModel):
     by: str
     rows: list[UsageRow]
     total: UsageTotals
+
+
+class HoursBesideSlurm(WireModel):
+    """Hours of the same jobs as Rollyard and as Slurm's accounting count them. Jobs that accounting does not know are in
+    neither sum. Slurm's hours are null if they are not known."""
+
+    jobs: int = 0
+    gpu_hours: float = 0.0
+    cpu_hours: float = 0.0
+    slurm_gpu_hours: float | None = None
+    slurm_cpu_hours: float | None = None
+    differing: int = 0
+    """Those of `jobs` for which the two differ by more than Slurm's rounding to seconds."""
+    unknown_jobs: int = 0
+    """Jobs that accounting does not know."""
+    unknown_gpu_hours: float = 0.0
+    unknown_cpu_hours: float = 0.0
+
+
+class PoolBesideSlurm(HoursBesideSlurm):
+    namespace: str
+    pool_kind: Literal["InferencePool", "RolloutPool"]
+    pool: str
+
+
+class HoursDifference(WireModel):
+    """Part of the difference that has one cause. All parts together are Slurm's hours less Rollyard's."""
+
+    cause: Literal["Resources", "Start", "End", "Reruns"]
+    message: str
+    """The cause in words."""
+    jobs: int
+    gpu_hours: float
+    """Slurm's less Rollyard's."""
+    cpu_hours: float
+
+
+class JobBesideSlurm(WireModel):
+    """Job with the hours of both."""
+
+    id: str
+    allocation: str
+    namespace: str
+    pool_kind: Literal["InferencePool", "RolloutPool"]
+    pool: str
+    gpu_hours: float
+    cpu_hours: float
+    slurm_gpu_hours: float | None
+    """Null if accounting does not know the job."""
+    slurm_cpu_hours: float | None
+    why: list[str]
+    """Why the two differ; empty if they do not by more than Slurm's rounding to seconds."""
+
+
+class SlurmUsageView(WireModel):
+    """Answer of `GET /v1/usage/slurm`."""
+
+    since: float
+    """Unix seconds, a whole hour."""
+    until: float
+    """Time of the comparison. A running job has its hours until then."""
+    missing: str | None
+    """Why Slurm's hours are not known, in one sentence; null if they are known. Without them `rows` and `total` have Rollyard's
+    hours alone, and the other lists are empty."""
+    total: HoursBesideSlurm
+    rows: list[PoolBesideSlurm]
+    differences: list[HoursDifference]
+    """Causes of the difference of `total`, those with the most hours first."""
+    jobs: list[JobBesideSlurm]
+    """The jobs that differ most first, as many as asked for."""
 
 
 class AllocationHistory(WireModel):

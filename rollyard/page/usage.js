@@ -5,6 +5,7 @@ import { clock, count, decimal, UNKNOWN } from './format.js';
 import { Loaded } from './loaded.js';
 import { usePoll } from './poll.js';
 import { link, namespaceOf, ns } from './route.js';
+import { SlurmUsage } from './slurm_usage.js';
 import { Table } from './table.js';
 import { hoursOf, TimeRange } from './time_range.js';
 import { html } from './view.js';
@@ -25,7 +26,8 @@ export function Usage({ route }) {
     <${TimeRange} route=${route} usual=${WEEK_HOURS} />
     <${Loaded} of=${answer} what="usage">${(/** @type {any} */ u) => html`<${Rows} u=${u} by=${by} />
       <p class="dim">Since ${clock(u.since)}. Hours are those of running jobs, as their templates ask for GPUs and cores; time in Slurm's queue does not count. Rollouts and tokens count when a rollout ends, without checks. A prompt has the tokens of the earlier turns again.
-        A RolloutPool has no GPUs in most set-ups, so read scored rollouts per GPU-hour in the last line. <code>rollyard usage --slurm</code> compares the hours with Slurm's accounting, job by job.</p>`}<//></div>`;
+        A RolloutPool has no GPUs in most set-ups, so read scored rollouts per GPU-hour in the last line.</p>`}<//>
+    <${SlurmUsage} namespace=${all ? undefined : namespace} since=${since} subject=${`${all} ${namespace} ${hours}`} /></div>`;
 }
 
 /** @param {{u: any, by: string}} props */

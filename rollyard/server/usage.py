@@ -8,23 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.usage import EndedAllocation, UsageRow, UsageTotals, UsageView, resources, started_at
+from rollyard.kinds.usage import JobTime, UsageRow, UsageTotals, UsageView
 from rollyard.store.usage_hours import HOUR, UsageHour
-
-
-@dataclass(frozen=True, slots=True)
-class JobTime:
-    """Time in which a job ran, in Unix seconds, and what it held."""
-
-    namespace: str
-    pool_kind: str
-    pool: str
-    start: float
-    end: float
-    gpus: int
-    cpus: int
 
 
 class _Key(NamedTuple):
@@ -32,21 +18,6 @@ class _Key(NamedTuple):
     pool_kind: str | None = None
     pool: str | None = None
     week: str | None = None
-
-
-def job_times(ended: Iterable[EndedAllocation], live: Iterable[Allocation], now: float) -> Iterator[JobTime]:
-    """Yield the times of all jobs that have started. An allocation that is in both lists counts once."""
-    seen = set[str]()
-    for one in ended:
-        seen.add(one.uid)
-        if one.started_at is not None:
-            yield JobTime(one.namespace, one.pool_kind, one.pool, one.started_at, one.ended_at, one.gpus, one.cpus)
-    for allocation in live:
-        status, pool = allocation.status, allocation.spec.pool
-        start = started_at(status, now)
-        if start is not None and allocation.metadata.uid not in seen and not status.is_ended:
-            place = (allocation.metadata.namespace, pool.kind, pool.name)
-            yield JobTime(*place, start, now, *resources(allocation.spec.template))
 
 
 def usage(jobs: Iterable[JobTime], hours: Iterable[UsageHour], by: str, since: float, until: float) -> UsageView:

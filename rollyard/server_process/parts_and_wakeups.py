@@ -53,6 +53,7 @@ from rollyard.server.routing.probe_loop import EndpointProber
 from rollyard.server.routing.rebalance import Rebalancer
 from rollyard.server.routing.session_index import SessionIndex
 from rollyard.server_process.metric_recorder import MetricRecorder
+from rollyard.server_process.slurm_usage import SlurmUsage
 from rollyard.server_process.token_rotation import TokenRotation
 from rollyard.slurm.base import Driver
 from rollyard.store.store import Store
@@ -142,6 +143,7 @@ class Parts:
         self.metric_recorder = MetricRecorder(
             store.metrics, clock, pools, rollouts, node_agents, endpoints, outside_demand=self.sessions.demand
         )
+        self.slurm_usage = SlurmUsage(store, driver, clock)
         self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
         self.tokens = TokenRotation(self.signer, self.authority, self.workspace, store, data, clock)
         reconcilers = build_reconcilers(
@@ -187,6 +189,7 @@ class Parts:
             check_allocation=preview.check,
             submission=preview.submission,
             latest_metrics=lambda: self.metric_recorder.latest,
+            slurm_usage=self.slurm_usage.compare,
             rotate_tokens=self.tokens.rotate,
         )
 

@@ -43,6 +43,19 @@ class Job:
         return f"{self.comment}/{task}" if underscore else self.comment
 
 
+@dataclass(frozen=True, slots=True)
+class JobAccount:
+    """Counts of accounting for one run of a job, which has several if it is requeued. Times are Unix seconds; None: the run
+    has not started, or not ended."""
+
+    name: str
+    submitted: float | None
+    start: float | None
+    end: float | None
+    cpus: int
+    gpus: int
+
+
 @dataclass(frozen=True)
 class JobListing:
     """State of all our jobs that Slurm knows, at one moment."""
@@ -157,6 +170,12 @@ class Driver(Protocol):
         """Look up jobs in accounting, after slurmctld has forgotten them. Jobs unknown to accounting are left out.
 
         The result is empty if the site keeps no accounting. Raises SlurmUnreachable.
+        """
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        """Return what accounting has counted for the runs of jobs, oldest first. Jobs unknown to accounting are left out.
+
+        None: no accounts are kept. Raises SlurmUnreachable.
         """
 
     async def site(self) -> Site:

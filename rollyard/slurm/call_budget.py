@@ -14,11 +14,13 @@ from typing import TypeVar
 
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
 from rollyard.core.telemetry import SLURM_CALLS, SLURM_SECONDS
-from rollyard.slurm.base import BatchScript, Driver, Job, JobListing, Site
+from rollyard.slurm.base import BatchScript, Driver, Job, JobAccount, JobListing, Site
 
 T = TypeVar("T")
 CALLS_PER_SECOND, BURST = 10.0, 20
 SLOW_CALL_SECONDS = 5.0
+TO_SLURMDBD = ("accounting", "accounts")
+"""Calls that go to slurmdbd. If one fails, slurmctld may still work."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 
 
@@ -55,6 +57,10 @@ class BudgetedDriver:
         self._check()
         return await self._call("accounting", lambda: self._driver.accounting(ids))
 
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        """Ask slurmdbd, whether slurmctld answers or not. A slow answer stops no other call."""
+        return await self._call("accounts", lambda: self._driver.accounts(ids))
+
     async def site(self) -> Site:
         self._check()
         return await self._call("site", lambda: self._driver.site())
@@ -78,7 +84,7 @@ class BudgetedDriver:
             answer = await call()
         except SlurmUnreachable as error:
             SLURM_CALLS.labels(word, "unreachable").inc()
-            if word != "accounting":  # accounting calls go to slurmdbd, so slurmctld may still work
+            if word not in TO_SLURMDBD:
                 self._failed(str(error))
             raise
         except SubmitRefused:
@@ -90,7 +96,7 @@ class BudgetedDriver:
         SLURM_CALLS.labels(word, "ok").inc()
         if word == "list_jobs":
             self._failures = 0
-        if seconds > SLOW_CALL_SECONDS:
+        if seconds > SLOW_CALL_SECONDS and word != "accounts":
             self._why = f"{word} took {seconds:.0f} s"
             self._paused_until = time.monotonic() + min(MAX_PAUSE_SECONDS, 2 * seconds)
         return answer

@@ -13,12 +13,11 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, JobListing, Site
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobAccount, JobIds, JobListing, Site
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.refusal import BY_PLUGIN, read_refusal
 from rollyard.slurm.scontrol_text import read_site
@@ -43,19 +42,6 @@ _NO_ANSWER = re.compile(
 """Messages with which Slurm's own commands report that they got no answer from slurmctld."""
 _NOT_FOUND = re.compile(r"Invalid job id|already completing or completed")
 _KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
-
-
-@dataclass(frozen=True, slots=True)
-class JobAccount:
-    """Counts of accounting for one run of a job, which has several if it is requeued. Times are Unix seconds; None: the run
-    has not started, or not ended."""
-
-    name: str
-    submitted: float | None
-    start: float | None
-    end: float | None
-    cpus: int
-    gpus: int
 
 
 class CliDriver:
@@ -134,8 +120,6 @@ class CliDriver:
         return {id: found[id] for id in ids if id in found}
 
     async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
-        """Return what accounting has counted for the runs of jobs, oldest first. Jobs unknown to accounting are left out. None:
-        the site keeps no accounts. Raises SlurmUnreachable."""
         found: dict[str, list[JobAccount]] = {}
         for some in _portions(ids):
             command = ("sacct", "-X", "-D", "-p", f"--delimiter={MARK}", "-j", ",".join(some), "-o", ",".join(COUNTED))

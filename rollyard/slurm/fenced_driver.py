@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rollyard.core.errors import SlurmUnreachable, Unavailable
-from rollyard.slurm.base import BatchScript, Driver, Job, JobListing, Site
+from rollyard.slurm.base import BatchScript, Driver, Job, JobAccount, JobListing, Site
 
 
 class FencedDriver:
@@ -37,6 +37,9 @@ class FencedDriver:
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         return await self._driver.accounting(ids)
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        return await self._driver.accounts(ids)
 
     async def site(self) -> Site:
         return await self._driver.site()

@@ -21,12 +21,12 @@ from pathlib import Path
 from rollyard.core.errors import SubmitRefused
 from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
-from rollyard.slurm.base import BatchScript, Driver, Job, JobListing, Site
+from rollyard.slurm.base import BatchScript, Driver, Job, JobAccount, JobListing, Site
 from rollyard.slurm.batch_script import directive, directives
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 
-PREFIX = "step-"
+STEP_PREFIX = "step-"
 """Prefix of the id of a step. Slurm's own ids are numbers."""
 SRUN_OPTIONS = ("cpus-per-task", "gpus-per-node", "gres")
 """Options of sbatch that are passed to the step's srun. Memory is passed separately."""
@@ -44,7 +44,9 @@ class JobStepDriver:
 
     async def list_jobs(self) -> JobListing:
         listing = await self._driver.list_jobs()
-        steps = (dataclasses.replace(job, id=PREFIX + job.id) for job in (await self._steps.list_jobs()).jobs.values())
+        steps = (
+            dataclasses.replace(job, id=STEP_PREFIX + job.id) for job in (await self._steps.list_jobs()).jobs.values()
+        )
         return JobListing(listing.taken_at, {**listing.jobs, **{job.id: job for job in steps}})
 
     async def submit(self, script: BatchScript) -> list[str]:
@@ -54,18 +56,21 @@ class JobStepDriver:
             raise SubmitRefused("the server's machine has no srun, which starts the steps of a job")
         left = _left(script.within, await self._cli.show_job(script.within))
         wrapped = await asyncio.to_thread(_wrapped, script, left)
-        return [PREFIX + id for id in await self._steps.submit(wrapped)]
+        return [STEP_PREFIX + id for id in await self._steps.submit(wrapped)]
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        steps = [id.removeprefix(PREFIX) for id in ids if id.startswith(PREFIX)]
-        jobs = [id for id in ids if not id.startswith(PREFIX)]
+        steps = [id.removeprefix(STEP_PREFIX) for id in ids if id.startswith(STEP_PREFIX)]
+        jobs = [id for id in ids if not id.startswith(STEP_PREFIX)]
         if steps:
             await self._steps.cancel(steps, signal)
         if jobs:
             await self._driver.cancel(jobs, signal)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
-        return await self._driver.accounting([id for id in ids if not id.startswith(PREFIX)])
+        return await self._driver.accounting([id for id in ids if not id.startswith(STEP_PREFIX)])
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        return await self._driver.accounts([id for id in ids if not id.startswith(STEP_PREFIX)])
 
     async def site(self) -> Site:
         return await self._driver.site()
@@ -105,7 +110,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
         "#!/bin/bash",
         *(directive(option, value) for option, value in {**kept, "time": walltime_text(seconds)}.items()),
         # Rollyard knows the step by this id. In the step, Slurm's variables contain the id of the user's job.
-        f'export ROLLYARD_JOB={PREFIX}"$SLURM_JOB_ID"',
+        f'export ROLLYARD_JOB={STEP_PREFIX}"$SLURM_JOB_ID"',
         "unset ${!SLURM_*}",
         *([f"export SLURM_CONF={shlex.quote(config)}"] if config is not None else []),
         f"exec {shlex.join([*command, 'bash', str(step)])}",

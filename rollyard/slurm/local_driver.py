@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollyard.core.errors import SlurmError, SubmitRefused
 from rollyard.kinds.values.quantity import walltime_seconds
-from rollyard.slurm.base import BatchScript, Job, JobListing, Node, Site
+from rollyard.slurm.base import BatchScript, Job, JobAccount, JobListing, Node, Site
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.local_job import START_SECONDS, LocalJob
 
@@ -57,6 +57,9 @@ class LocalDriver:
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         return {}
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        return None
 
     async def site(self) -> Site:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

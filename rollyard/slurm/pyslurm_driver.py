@@ -17,7 +17,7 @@ from typing import Any
 
 from rollyard.core.errors import SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, JobListing, Node, Partition, Site
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, JobAccount, JobListing, Node, Partition, Site
 from rollyard.slurm.batch_script import JOB_PREFIX
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.pyslurm_process import PyslurmProcess
@@ -73,6 +73,9 @@ class PyslurmDriver:
         arrays = sorted({int(id.partition("_")[0]) for id in ids})
         found = read_jobs(await self._child.ask("accounting", ids=arrays))
         return {id: found[id] for id in ids if id in found}
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        return await self._cli.accounts(ids)
 
     async def site(self) -> Site:
         return read_site(await self._child.ask("site"))

@@ -42,6 +42,12 @@ async def test_usage_has_the_jobs_and_the_rollouts_and_the_history_has_the_ended
         with pytest.raises(BadRequest, match="by must be one of pool, namespace, week"):
             await client.usage(by="user")
 
+        beside = await client.slurm_usage()
+        assert beside.missing is not None
+        assert "there is no Slurm here" in beside.missing
+        assert [(row.pool, row.jobs, row.slurm_gpu_hours) for row in beside.rows] == [("policy", 1, None)]
+        assert beside.total.gpu_hours == pytest.approx(2.0, abs=0.01)
+
         assert await client.ended_allocations() == [ended]
         assert await client.ended_allocations(since=0) == [ended, old]
         assert await client.ended_allocations(since=0, limit=1) == [ended]

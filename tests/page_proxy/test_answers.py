@@ -124,6 +124,9 @@ async def test_usage_nodes_and_the_newest_batches(
     assert last[0] == "Total"
     assert [number(one) for one in last[5:7]] == [total.rollouts, total.scored]
     assert number(last[9]) == total.sampled_tokens > 0
+    await tab.until(f"{MAIN}.includes('Not known: there is no Slurm here')")
+    out, told = await recorded.rollyard("usage", "--slurm", code=1)
+    assert "there is no Slurm here" in told
     await tab.click("main a[href='#/usage?by=week']")
     await tab.until(f"/^20\\d\\d-W/.test((({CELLS})('Usage')[0] ?? [''])[0])")
 

@@ -90,7 +90,7 @@ async def test_a_job_that_was_forgotten_while_slurm_was_away_is_replaced(
 async def test_an_end_is_not_concluded_while_accounting_does_not_answer(site: Site) -> None:
     await site.apply(replicas=2)
     first, _ = await site.running(2)
-    site.line.accounts = None
+    site.line.accounted = None
     job = await forget(site, first)
 
     async def asked() -> bool:
@@ -99,7 +99,7 @@ async def test_an_end_is_not_concluded_while_accounting_does_not_answer(site: Si
     await site.until(asked)
     assert [a.status.job_state for a in await site.allocations()] == ["RUNNING", "RUNNING"], "the last that was known"
     ended = int(job.start_time or 0) + 1
-    site.line.accounts = {job.id: replace(job, state=JobState.COMPLETED, end_time=float(ended))}
+    site.line.accounted = {job.id: replace(job, state=JobState.COMPLETED, end_time=float(ended))}
 
     async def told() -> bool:
         found = (await site.allocations())[0].status
@@ -115,7 +115,7 @@ async def test_an_end_that_accounting_never_tells_is_concluded_and_no_later_than
     monkeypatch.setattr("rollyard.reconcilers.missing_jobs.DISPUTE_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
-    site.line.accounts, end = None, first.status.start_time
+    site.line.accounted, end = None, first.status.start_time
     assert end is not None
     await forget(site, first, end_time=end)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import pytest
 
 from rollyard.kinds.base import evolve
-from rollyard.server.usage import JobTime, job_times, usage, week_of
+from rollyard.kinds.usage import JobTime, job_times
+from rollyard.server.usage import usage, week_of
 from rollyard.store.usage_hours import HOUR, UsageHour
 from tests.store.record import ENDED
 from tests.support.make import allocation
@@ -16,7 +18,8 @@ MONDAY = datetime(2026, 11, 30, tzinfo=UTC).timestamp()
 
 
 def job(start: float, end: float, pool: str = "policy", gpus: int = 2, namespace: str = "a") -> JobTime:
-    return JobTime(namespace, "InferencePool" if gpus else "RolloutPool", pool, start, end, gpus, 4)
+    kind: Literal["InferencePool", "RolloutPool"] = "InferencePool" if gpus else "RolloutPool"
+    return JobTime("7", f"{pool}-0", namespace, kind, pool, start, start, end, False, gpus, 4)
 
 
 def test_a_job_counts_from_its_start_to_its_end_and_only_within_the_time() -> None:

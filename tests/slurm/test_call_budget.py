@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.base import BatchScript, Job, JobListing, Site
+from rollyard.slurm.base import BatchScript, Job, JobAccount, JobListing, Site
 from rollyard.slurm.call_budget import BudgetedDriver
 
 SCRIPT = BatchScript("rollyard-x", "c", "#!/bin/bash\n", "/")
@@ -42,6 +42,10 @@ class Answers:
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         self._say("accounting")
         return {}
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        self._say("accounts")
+        return None
 
     async def site(self) -> Site:
         self._say("site")

@@ -264,7 +264,7 @@ async def accounted(request: pytest.FixtureRequest, tmp_path: Path, clusters: Cl
 
 async def test_accounting_knows_how_jobs_ended(accounted: Ground) -> None:
     (accounted.folder / "0").mkdir()
-    ended = await accounted.submit("exit 7", qos="high")
+    ended = await accounted.submit("exit 7", qos="high", gpus_per_node=2)
     (task,) = await accounted.submit_all("sleep 100", tasks=1)
     seen = {ended: await accounted.ended(ended)}
     await accounted.state(task, JobState.RUNNING)
@@ -286,6 +286,12 @@ async def test_accounting_knows_how_jobs_ended(accounted: Ground) -> None:
         said = {**said, ended: replace(said[ended], exit_code=None)}
     assert known == said
     assert known[ended].exit_code in (7, None)
+    accounts = await accounted.driver.accounts([ended, task, "999999", "999999_1"])
+    assert accounts == await open_cli(accounted.cluster, 30.0).accounts([ended, task])
+    assert accounts is not None
+    for id, (run,) in accounts.items():
+        assert (run.name, run.start, run.end) == ("rollyard-t-0", known[id].start_time, known[id].end_time)
+        assert (run.cpus > 0, run.gpus) == (True, 2 if id == ended else 0)
 
 
 async def test_a_partition_says_whose_qos_it_takes(accounted: Ground) -> None:
@@ -305,6 +311,7 @@ async def test_without_accounting_nothing_is_known_and_nothing_is_wrong(ground: 
     id = await ground.submit("exit 0")
     await ground.ended(id)
     assert await ground.driver.accounting([id]) == {}
+    assert await ground.driver.accounts([id]) is None
 
 
 PLUGIN = """

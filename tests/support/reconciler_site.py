@@ -59,7 +59,7 @@ class Line:
         self.submits = 0
         self.stale: JobListing | None = None
         """The answer of every look-up while it is set."""
-        self.accounts: dict[str, Job] | None = {}
+        self.accounted: dict[str, Job] | None = {}
         """Content of accounting; None while it does not answer."""
         self.asked = 0
         """Number of queries to accounting."""
@@ -84,9 +84,12 @@ class Line:
 
     async def accounting(self, ids: Any) -> dict[str, Job]:
         self.asked += 1
-        if self.accounts is None:
+        if self.accounted is None:
             raise SlurmUnreachable("slurmdbd: Connection refused")
-        return {id: self.accounts[id] for id in ids if id in self.accounts}
+        return {id: self.accounted[id] for id in ids if id in self.accounted}
+
+    async def accounts(self, ids: Any) -> Any:
+        return await self.driver.accounts(ids)
 
     async def site(self) -> Any:
         return await self.driver.site()

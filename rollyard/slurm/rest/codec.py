@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.kinds.values.job_state import JobState
-from rollyard.slurm.base import BatchScript, Job, Node, Partition, Site
+from rollyard.slurm.base import BatchScript, Job, JobAccount, Node, Partition, Site
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.rest.job_fields import job_fields
 from rollyard.slurm.scontrol_text import MIB, gpu_types_of_gres, gpus_of_gres
@@ -139,12 +139,36 @@ class Codec(ABC):
         found = (self._accounting_record(record) for record in body["jobs"])
         return {job.id: job for job in sorted(found, key=lambda job: job.submit_time or 0.0)}
 
-    def _accounting_record(self, record: Body) -> Job:
-        array, times = record["array"], record["time"]
-        state = self.state(record["state"]["current"])
+    def accounts(self, body: Body) -> dict[str, list[JobAccount]]:
+        """Return id -> runs of the job, oldest first, for the records of slurmdbd."""
+        found: dict[str, list[JobAccount]] = {}
+        for record in body["jobs"]:
+            found.setdefault(self._accounted_id(record), []).append(self._account(record))
+        return {id: sorted(runs, key=lambda run: run.submitted or 0.0) for id, runs in found.items()}
+
+    def _account(self, record: Body) -> JobAccount:
+        times = record["time"]
+        given = record["tres"]["allocated"] or ()
+        counts = {(one["type"], one["name"] or ""): self.number(one["count"]) or 0 for one in given}
+        typed = sum(count for (kind, name), count in counts.items() if kind == "gres" and name.startswith("gpu:"))
+        return JobAccount(
+            name=record["name"] or "",
+            submitted=self._seconds(times["submission"]),
+            start=self._seconds(times["start"]),
+            end=self._seconds(times["end"]),
+            cpus=counts.get(("cpu", ""), 0),
+            gpus=counts.get(("gres", "gpu"), typed),
+        )
+
+    def _accounted_id(self, record: Body) -> str:
+        array = record["array"]
         task = self.number(array["task_id"])
+        return f"{array['job_id']}_{task}" if array["job_id"] and task is not None else str(record["job_id"])
+
+    def _accounting_record(self, record: Body) -> Job:
+        times, state = record["time"], self.state(record["state"]["current"])
         return Job(
-            id=f"{array['job_id']}_{task}" if array["job_id"] and task is not None else str(record["job_id"]),
+            id=self._accounted_id(record),
             name=record["name"] or "",
             comment=record["comment"]["job"] or "",
             state=state,

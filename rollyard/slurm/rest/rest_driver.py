@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobListing, Site
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobAccount, JobListing, Site
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.refusal import read_refusal
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
@@ -106,12 +106,16 @@ class RestDriver:
         versions = await self._negotiate()
         found: dict[str, Job] = {}
         for id in ids if versions.accounting is not None else ():
-            body = await self._call("GET", f"/slurmdb/{versions.accounting}/job/{id}")
-            with _as_unreachable("its accounting"):
-                wrong = [(number, words) for number, words in complaints(body) if number != NOTHING_FOUND]
-                found |= versions.codec.accounting_records(body) if not wrong else {}
-            if wrong:
-                raise self._why_silent(wrong)
+            found |= await self._accounted(versions, id, versions.codec.accounting_records)
+        return {id: found[id] for id in ids if id in found}
+
+    async def accounts(self, ids: Sequence[str]) -> Mapping[str, Sequence[JobAccount]] | None:
+        versions = await self._negotiate()
+        if versions.accounting is None:
+            return None
+        found: dict[str, Sequence[JobAccount]] = {}
+        for id in ids:
+            found |= await self._accounted(versions, id, versions.codec.accounts)
         return {id: found[id] for id in ids if id in found}
 
     async def site(self) -> Site:
@@ -123,6 +127,18 @@ class RestDriver:
 
     async def close(self) -> None:
         await self._reader.close()
+
+    async def _accounted(
+        self, versions: RestVersions, id: str, read: Callable[[Body], Mapping[str, T]]
+    ) -> Mapping[str, T]:
+        """Read slurmdbd's records of a job."""
+        body = await self._call("GET", f"/slurmdb/{versions.accounting}/job/{id}")
+        with _as_unreachable("its accounting"):
+            wrong = [(number, words) for number, words in complaints(body) if number != NOTHING_FOUND]
+            found = read(body) if not wrong else {}
+        if wrong:
+            raise self._why_silent(wrong)
+        return found
 
     async def _negotiate(self) -> RestVersions:
         """Return the versions to use; negotiate them if they are not known.

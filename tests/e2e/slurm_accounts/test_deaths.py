@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pwd
+import re
 import signal
 
 import pytest
@@ -46,6 +47,14 @@ async def test_without_accounting_an_end_is_shown_all_the_same(field: Field) -> 
         await field.slurm("scancel", str(old.status.job_id))
         await field.ended(old, "CANCELLED")
         await field.all_is_well()
+        found = await field.client.slurm_usage()
+        assert found.missing is not None
+        assert found.missing.startswith("Slurm's accounting cannot be read: ")
+        assert found.total.slurm_cpu_hours is None
+        assert found.total.cpu_hours > 0
+        if field.page is not None:
+            (told,) = (await field.page.read("#/usage"))["unknown"]
+            assert told.startswith("Not known: Slurm's accounting cannot be read: ")
     finally:
         await asyncio.to_thread(field.cluster.start_daemon, "slurmdbd")
 
@@ -102,12 +111,13 @@ async def test_usage_beside_accounting_tells_why_a_job_differs(field: Field) -> 
     """Also the jobs of the test above: killed, cancelled, requeued, on a lost node."""
     await field.become(policy={"allocation": {"gpusPerNode": 2}})
     await field.yard.ready(field.client)
-    env = {**field.yard.user_env, **field.cluster.env}
+    env = field.yard.user_env  # the server asks sacct, and the command needs no Slurm
     words = ("usage", "--slurm", "--since", "1h")
     done = await asyncio.to_thread(forked_commands.run, *words, "-o", "json", env=env, seconds=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    jobs = {job["id"]: job for job in found["slurm"]}
+    assert found["slurm"]["missing"] is None
+    jobs = {job["id"]: job for job in found["slurm"]["jobs"]}
     ours = {one.job_id for one in await field.client.ended_allocations() if one.started_at is not None}
     live = {a.status.job_id: a for a in await field.yard.allocations(field.client) if not a.status.is_ended}
     assert jobs.keys() == ours | live.keys()
@@ -130,5 +140,29 @@ async def test_usage_beside_accounting_tells_why_a_job_differs(field: Field) -> 
     (gpus,) = [job for job in jobs.values() if job["gpu_hours"] > 0]
     assert gpus["gpu_hours"] == pytest.approx(2 * gpus["cpu_hours"])
     assert gpus["slurm_gpu_hours"] == pytest.approx(gpus["gpu_hours"], abs=2 * 1.0 / 3600)
+    total, rows = found["slurm"]["total"], found["slurm"]["rows"]
+    assert {row["pool"] for row in rows} == {"demo", "policy"}
+    for name in ("cpu_hours", "slurm_cpu_hours", "gpu_hours", "slurm_gpu_hours"):
+        assert sum(row[name] for row in rows) == pytest.approx(total[name])
+        assert sum(job[name] or 0.0 for job in jobs.values() if job["slurm_cpu_hours"] is not None) == pytest.approx(
+            total[name]
+        )
+    told = sum(part["cpu_hours"] for part in found["slurm"]["differences"])
+    assert told == pytest.approx(total["slurm_cpu_hours"] - total["cpu_hours"])
     done = await asyncio.to_thread(forked_commands.run, *words, env=env, seconds=120)
-    assert f"of {len(jobs)} jobs differ" in done.stdout
+    assert all(part["message"] in done.stdout for part in found["slurm"]["differences"])
+    assert re.search(rf"^total .* {total['differing']} +{total['unknown_jobs']}$", done.stdout, re.MULTILINE), (
+        done.stdout
+    )
+    if field.page is not None:
+        tables = (await field.page.read("#/usage?hours=1"))["tables"]
+        shown = {row["Pool"]: row for row in tables["Hours beside Slurm's"]}
+        for row in [*rows, {**total, "pool": "Total"}]:
+            of = shown[row["pool"]]
+            counts = (of["Jobs"], of["Differ"], of["Unknown to Slurm"])
+            assert counts == (str(row["jobs"]), str(row["differing"]), str(row["unknown_jobs"]))
+            assert float(of["CPU-hours by Slurm"]) == pytest.approx(row["slurm_cpu_hours"], abs=0.1)
+        causes = {part["message"] for part in found["slurm"]["differences"]}
+        assert {row["Cause"] for row in tables.get("Why Slurm has more or less", [])} == causes
+        differing = {id for id, job in jobs.items() if job["why"]}
+        assert {row["Job"] for row in tables.get("Jobs that differ most", [])} <= differing
