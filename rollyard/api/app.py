@@ -42,6 +42,7 @@ from rollyard.api import (
     sessions,
     snapshots,
     submit_body,
+    successors,
     token_texts,
     tokens,
     top,
@@ -55,8 +56,8 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, drains, objects,
-    changes, rollout_profile, rollouts, running_turns, token_texts, batches, datasets, evaluations, usage, snapshots, forks,
-    images, sessions, tokens, node, attach, engine, metrics, metric_history, page, saved_turns,
+    changes, rollout_profile, rollouts, running_turns, token_texts, batches, datasets, evaluations, usage, successors,
+    snapshots, forks, images, sessions, tokens, node, attach, engine, metrics, metric_history, page, saved_turns,
 )  # fmt: skip
 WITH_STATE = (
     listener,

@@ -12,6 +12,7 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import Cause
 from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.planned_successor import PlannedSuccessor
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.token import RotationRequest, RotationResult
@@ -53,6 +54,8 @@ class Services:
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Returns a preview of the jobs that a pool with these allocations would submit. Blocks for a moment; raises
     Invalid."""
+    planned_successors: Callable[[Pool, Sequence[Allocation]], Sequence[PlannedSuccessor]]
+    """Returns the successors that are still to be submitted for these allocations of a pool."""
     latest_metrics: Callable[[], Sequence[tuple[TrackKey, Bucket]]]
     """Returns the last recorded sample of each pool and endpoint."""
     slurm_usage: Callable[[str | None, float, int], Awaitable[SlurmUsageView]]

@@ -21,11 +21,11 @@ from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
+from rollyard.kinds.planned_successor import PlannedSuccessor
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import age
 from rollyard.kinds.values.job_state import JobState
-from rollyard.reconcilers.renewal import RenewalTime, planned_renewal, surge_holder
 
 WAITING_READ = 1000
 """Greatest number of queued rollouts whose reasons are read."""
@@ -109,26 +109,22 @@ async def _succession(client: AsyncClient, allocation: Allocation, others: Seque
     if allocation.spec.successor_of:
         lines.append(f"Replaces:   {allocation.spec.successor_of}")
     for other in others:
-        if other.spec.successor_of == name:
+        if other.spec.successor_of == name and (allocation.status.is_ended or not other.status.is_ended):
             lines.append(f"Successor:  {other.metadata.name} ({other.status.job_state or 'not submitted yet'})")
             return lines
-    siblings = [a for a in others if a.spec.pool.uid == allocation.spec.pool.uid]
-    pool = await client.get(allocation.owner)
-    if isinstance(pool, Pool) and (planned := planned_renewal(pool, siblings, name)) is not None:
-        lines.append(f"Successor:  planned; {_when_submitted(planned, surge_holder(pool, siblings))}")
+    planned = {one.allocation: one for one in await client.planned_successors(allocation.metadata.namespace)}
+    if name in planned:
+        lines.append(f"Successor:  planned; {_when_submitted(planned[name])}")
     return lines
 
 
-def _when_submitted(planned: RenewalTime, holder: Allocation | None) -> str:
-    """`holder`: successor of another allocation that has to start first."""
-    if holder is not None:
-        start, name = holder.status.start_time, holder.metadata.name
-        if start is None:
-            return f"submitted after {name}, which takes the place of spec.renewal.maxSurge; Slurm expects it at no time yet"
-        if start.timestamp() > planned.submit_at:
-            expected = as_text(start.timestamp())
-            return f"submitted after {name}, which takes the place of spec.renewal.maxSurge; Slurm expects it at {expected}"
-    return f"submitted about {as_text(planned.submit_at)}, takes over about {as_text(planned.retire_at)}"
+def _when_submitted(planned: PlannedSuccessor) -> str:
+    if planned.waits_for is not None:
+        at = "no time yet" if planned.submit_at is None else as_text(planned.submit_at)
+        place = "which takes the place of spec.renewal.maxSurge"
+        return f"submitted after {planned.waits_for} has started, {place}; Slurm expects that at {at}"
+    times = [as_text(at) for at in (planned.submit_at, planned.take_over_at) if at is not None]
+    return f"submitted about {times[0]}, takes over about {times[-1]}"
 
 
 def _lines(obj: KindObject, owned: list[Allocation], events: list[Event], sandboxes: list[str]) -> list[str]:

@@ -179,6 +179,7 @@ class Client(Blocking[AsyncClient]):
     usage = blocking(AsyncClient.usage)
     slurm_usage = blocking(AsyncClient.slurm_usage)
     ended_allocations = blocking(AsyncClient.ended_allocations)
+    planned_successors = blocking(AsyncClient.planned_successors)
 
     def __init__(self, *, kubeconfig: Path | str | None = None) -> None:
         loop = asyncio.new_event_loop()

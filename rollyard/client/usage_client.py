@@ -1,8 +1,9 @@
-"""Calls on usage and on ended allocations."""
+"""Calls on usage, and on allocations that ended or will be replaced."""
 
 from __future__ import annotations
 
 from rollyard.client.api_client import ApiClient
+from rollyard.kinds.planned_successor import PlannedSuccessor, PlannedSuccessors
 from rollyard.kinds.usage import AllocationHistory, EndedAllocation, SlurmUsageView, UsageView
 
 
@@ -29,6 +30,12 @@ class UsageClient(ApiClient):
         query = _query(namespace=namespace, since=since, limit=limit)
         body = await self._http.json("GET", "/v1/allocations/history", query=query)
         return AllocationHistory.model_validate(body).allocations
+
+    async def planned_successors(self, namespace: str | None = None) -> list[PlannedSuccessor]:
+        """Return the successors of allocations that are still to be submitted, by the present plan. Without a namespace, those
+        of all namespaces."""
+        body = await self._http.json("GET", "/v1/allocations/successors", query=_query(namespace=namespace))
+        return PlannedSuccessors.model_validate(body).successors
 
 
 def _query(**given: object) -> dict[str, str]:

@@ -1,13 +1,14 @@
 /** One allocation: its job in Slurm, its times, its output. */
 
 import { OBJECTS, request, url } from './api.js';
-import { isMissed, slurmSays, spanOf, spanOfEnded, STATE_TONES, successorDue } from './allocation_state.js';
+import { isMissed, slurmSays, spanOf, spanOfEnded, STATE_TONES } from './allocation_state.js';
 import { Conditions } from './conditions.js';
 import { Events, newest } from './events.js';
 import { UNKNOWN } from './format.js';
-import { live, object, objects } from './live.js';
-import { Loaded } from './loaded.js';
+import { live, object } from './live.js';
+import { Loaded, Missed } from './loaded.js';
 import { Mark } from './mark.js';
+import { PlannedTimes, usePlannedSuccessors } from './planned_successors.js';
 import { usePoll } from './poll.js';
 import { link, namespaceOf, ns } from './route.js';
 import { Facts } from './table.js';
@@ -25,15 +26,15 @@ export function Allocation({ route }) {
   const found = object('Allocation', namespace, name);
   const gone = usePoll(live.listed && !found ? url('/v1/allocations/history', { namespace, since: Math.floor(Date.now() / 1000 / DAY) * DAY - 30 * DAY, limit: 5000 }) : null);
   const old = gone.data?.allocations?.find((/** @type {any} */ a) => a.name === name);
+  const { plans, answer } = usePlannedSuccessors(namespace);
   const span = found ? spanOf(found) : old && spanOfEnded(old);
   if (!span) {
     return html`<h1><span class="kind">Allocation</span> ${name}</h1>${!live.listed ? html`<p class="empty">Reading the allocations …</p>`
       : html`<${Loaded} of=${gone} what="ended allocations">${() => html`<p class="empty">The server knows no allocation ${name} in the namespace ${namespace}, also not among those that ended within 30 days.</p>`}<//>`}`;
   }
-  const pool = object(span.poolKind, namespace, span.pool);
   const successor = [...live.kinds.Allocation.values()].find((a) => a.spec.successorOf === name && a.metadata.namespace === namespace);
   const at = { ns: ns(namespace) };
-  const due = found && successorDue(span, pool, objects('Allocation', namespace).map(spanOf));
+  const planned = found && !successor ? plans.find((p) => p.allocation === name) : undefined;
   const uid = found?.metadata.uid ?? old?.uid;
   return html`<div><h1><span class="kind">Allocation</span> ${name}</h1>
     <${Facts} pairs=${[
@@ -45,11 +46,12 @@ export function Allocation({ route }) {
       ['First ready', html`<${Time} at=${span.ready} />`],
       [span.ended === undefined ? 'Walltime ends' : isMissed(span) ? 'Ended before' : 'Ended', html`<${At} at=${span.ended ?? span.walltimeEnd} />`],
       ...(span.exitCode === undefined || span.exitCode === null ? [] : [['Exit code', String(span.exitCode)]]),
-      ...(due && !successor ? [['Successor ready', html`about <${At} at=${due} />`]] : []),
       ...(span.successorOf ? [['Replaces', html`<a href=${link(['allocations', span.successorOf], at)}>${span.successorOf}</a>`]] : []),
+      ...(planned ? [['Successor', html`<${PlannedTimes} planned=${planned} namespace=${namespace} />`]] : []),
       ...(successor ? [['Successor', html`<a href=${link(['allocations', successor.metadata.name], at)}>${successor.metadata.name}</a>`]] : []),
     ]} />
-    ${found && span.walltimeEnd !== undefined && html`<p>${atWalltime(span, successor, due, pool)}</p>`}
+    ${found && html`<${Missed} of=${answer} what="plan of successors" />`}
+    ${found && span.walltimeEnd !== undefined && answer.data && html`<p>${atWalltime(span, successor, planned)}</p>`}
     ${span.reason && html`<p>${span.ended === undefined ? 'Reason' : 'Cause of the end'}: ${message(span.reason)}</p>`}
     ${found?.status?.conditions?.length > 0 && html`<section><h2>Conditions</h2><${Conditions} conditions=${found.status.conditions} /></section>`}
     ${found && html`<${Output} namespace=${namespace} name=${name} />`}
@@ -57,14 +59,15 @@ export function Allocation({ route }) {
     ${found && html`<section><h2>Job as submitted</h2><${TextBlock} text=${JSON.stringify(found.spec.template, null, 2)} label="Template" kind="code" /></section>`}</div>`;
 }
 
-/** What happens when the walltime ends. @param {import('./allocation_state.js').Span} span @param {any} successor @param {number | undefined} due @param {any} pool */
-function atWalltime(span, successor, due, pool) {
+/** What happens when the walltime ends. @param {import('./allocation_state.js').Span} span @param {any} successor @param {import('./allocation_state.js').Planned | undefined} planned */
+function atWalltime(span, successor, planned) {
   const end = html`At <${At} at=${span.walltimeEnd} />, Slurm ends the job.`;
   const work = span.poolKind === 'RolloutPool' ? 'its rollouts are finished, or handed back and go on elsewhere' : 'its rollouts go on at other model servers';
   if (span.state === 'draining') return html`It drains: it takes no new work, and ${work}. ${end}`;
   if (successor) return html`${end} ${successor.metadata.name} replaces it: as soon as that one is ready, and its time has come, this one drains, and ${work}.`;
-  if (due) return html`${end} A successor is submitted in time to be ready at about <${At} at=${due} />. Then this one drains, and ${work}.`;
-  return html`${end} ${pool ? 'When a successor can be submitted is not known: others wait in the queue first.' : 'No successor is planned.'}`;
+  if (planned?.waits_for) return html`${end} A successor is submitted only after ${planned.waits_for} has started; if that is too late, nothing replaces this one for a while. It drains, and ${work}.`;
+  if (planned) return html`${end} A successor is submitted before. As soon as it is ready, and its time has come, this one drains, and ${work}.`;
+  return html`${end} No successor is planned.`;
 }
 
 /** The end of the job's output. @param {{namespace: string, name: string}} props */

@@ -100,50 +100,29 @@ function endedSpan(e) {
   };
 }
 
-/** The time at which a successor should be ready; undefined where there is no walltime, or where nobody knows when one can be
- * submitted. @param {Span} span @param {any} pool @param {Span[]} present those among which successors are */
-export function successorDue(span, pool, present) {
-  return laterDue(usualDue(span, pool), span, present, pool);
-}
+/** @typedef {{allocation: string, waits_for: string | null, submit_at: number | null, take_over_at: number | null}} Planned a successor that the server will submit */
+/** @typedef {Span & {planned?: Planned, successor?: string}} Followed */
 
-/** The time at which a successor should be ready, by the pool's spec. @param {Span} span @param {any} pool */
-function usualDue(span, pool) {
-  if (!pool || span.walltimeEnd === undefined || span.started === undefined || span.state === 'draining') return undefined;
-  const stages = pool.spec.stages ?? {};
-  const budget = ['init', 'run', 'eval'].reduce((n, s) => n + (stages[s]?.timeoutSeconds ?? 0), 0);
-  const wanted = pool.spec.renewal?.beforeExpirySeconds ?? (pool.kind === 'RolloutPool' ? budget + 30 : 900);
-  return span.walltimeEnd - Math.min(wanted, (span.walltimeEnd - span.started) / 2);
-}
-
-/** The time of a successor that may have to wait: while other successors have all places of `maxSurge`, none is submitted before
- * Slurm starts one of them. Undefined where nobody knows when that is. @param {number | undefined} due @param {Span} span
- * @param {Span[]} present @param {any} pool */
-function laterDue(due, span, present, pool) {
-  if (due === undefined) return undefined;
-  const own = present.filter((s) => s.namespace === span.namespace && s.poolKind === span.poolKind && s.pool === span.pool);
-  const successors = own.filter((s) => own.some((old) => old.name === s.successorOf));
-  const pending = successors.filter((s) => s.state === 'pending');
-  if (!pending.length || successors.length < (pool.spec.renewal?.maxSurge ?? 1)) return due;
-  const free = Math.min(...pending.map((s) => s.expectedStart ?? Infinity));
-  return Number.isFinite(free) ? Math.max(due, free) : undefined;
-}
-
-/** @type {WeakMap<Span, Span & {due?: number, successor?: string}>} */
+/** @type {WeakMap<Span, Followed>} */
 const followed = new WeakMap();
 
-/** Spans with what follows each: its successor, or the time at which one should be ready.
- * @param {Span[]} spans @param {Span[]} present those among which successors are @param {(span: Span) => any} poolOf
- * @returns {(Span & {due?: number, successor?: string})[]} */
-export function withSuccessors(spans, present, poolOf) {
+/** Spans with what follows each: its successor, or the one that is planned.
+ * @param {Span[]} spans @param {Span[]} present those among which successors are @param {Planned[]} plans by the server
+ * @returns {Followed[]} */
+export function withSuccessors(spans, present, plans) {
   const by = new Map(present.filter((s) => s.successorOf).map((s) => [s.successorOf, s.name]));
+  const planned = new Map(plans.map((p) => [p.allocation, p]));
   return spans.map((s) => {
-    const [successor, due] = [by.get(s.name), by.has(s.name) ? undefined : successorDue(s, poolOf(s), present)];
+    const [successor, plan] = [by.get(s.name), by.has(s.name) || s.ended !== undefined ? undefined : planned.get(s.name)];
     const before = followed.get(s);
-    const found = before && before.successor === successor && before.due === due ? before : { ...s, successor, due };
+    const found = before && before.successor === successor && isSame(before.planned, plan) ? before : { ...s, successor, planned: plan };
     followed.set(s, found);
     return found;
   });
 }
+
+/** @param {Planned | undefined} a @param {Planned | undefined} b */
+const isSame = (a, b) => a?.waits_for === b?.waits_for && a?.submit_at === b?.submit_at && a?.take_over_at === b?.take_over_at;
 
 /** @type {Record<State, import('./mark.js').Tone>} */
 export const STATE_TONES = {

@@ -2,20 +2,23 @@
 
 import { isMissed, slurmSays, spanOf, STATE_TONES, withSuccessors } from './allocation_state.js';
 import { UNKNOWN } from './format.js';
+import { Missed } from './loaded.js';
 import { Mark } from './mark.js';
+import { usePlannedSuccessors } from './planned_successors.js';
 import { link, ns } from './route.js';
 import { Table } from './table.js';
 import { At, Time } from './time.js';
 import { message } from './visible_text.js';
 import { html } from './view.js';
 
-/** @param {{allocations: any[], pool: any, empty: string}} props pool: the one of all of them */
-export function AllocationTable({ allocations, pool, empty }) {
-  const spans = allocations.map(spanOf);
-  return html`<${SpanTable} spans=${withSuccessors(spans, spans, () => pool)} empty=${empty} />`;
+/** @param {{allocations: any[], namespace: string, empty: string}} props */
+export function AllocationTable({ allocations, namespace, empty }) {
+  const [spans, { plans, answer }] = [allocations.map(spanOf), usePlannedSuccessors(namespace)];
+  return html`<${Missed} of=${answer} what="plan of successors" /><${SpanTable} spans=${withSuccessors(spans, spans, plans)} empty=${empty} />`;
 }
 
 /** @typedef {import('./allocation_state.js').Span} Span */
+/** @typedef {import('./allocation_state.js').Followed} Followed */
 
 /** @type {import('./table.js').Column[]} */
 const COLUMNS = [
@@ -27,11 +30,11 @@ const COLUMNS = [
   { head: 'Submitted', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.submitted} />` },
   { head: 'Started', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.started} />` },
   { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`${isMissed(s) ? 'before ' : ''}<${At} at=${s.ended ?? s.walltimeEnd} />` },
-  { head: 'Then', title: 'the allocation that replaces it', cell: (/** @type {Span & {due?: number, successor?: string}} */ s) => (s.successor ? html`<a href=${link(['allocations', s.successor], { ns: ns(s.namespace) })}>${s.successor}</a>` : s.due ? html`successor about <${At} at=${s.due} />` : '') },
+  { head: 'Then', title: 'the allocation that replaces it, or when one is submitted', cell: (/** @type {Followed} */ s) => (s.successor ? html`<a href=${link(['allocations', s.successor], { ns: ns(s.namespace) })}>${s.successor}</a>` : s.planned ? html`a successor${s.planned.waits_for && ` after ${s.planned.waits_for}`}${s.planned.submit_at && html` about <${At} at=${s.planned.submit_at} />`}` : '') },
   { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${message(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
 ];
 
-/** @param {{spans: (Span & {due?: number, successor?: string})[], empty: string}} props */
+/** @param {{spans: Followed[], empty: string}} props */
 export function SpanTable({ spans, empty }) {
   return html`<${Table} caption="Allocations" rows=${spans} keyOf=${(/** @type {Span} */ s) => `${s.name}/${s.job}`} empty=${empty} columns=${COLUMNS} />`;
 }

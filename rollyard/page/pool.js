@@ -50,7 +50,7 @@ export function Pool({ route }) {
     <${PoolHistory} pool=${pool} route=${route} />
     <${Decisions} pool=${pool} />
     <${Revisions} pool=${pool} />
-    <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} pool=${pool} empty="The pool has no allocation now." /></section>
+    <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} namespace=${pool.metadata.namespace} empty="The pool has no allocation now." /></section>
     ${kind === 'RolloutPool' && html`<${PoolProfile} pool=${pool} route=${route} /><${Images} pool=${pool} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => about.has(e.involvedObject.uid), 30)} /></section>
     <section><h2>Spec</h2><${TextBlock} text=${JSON.stringify(pool.spec, null, 2)} label="Spec" kind="code" /></section></div>`;

@@ -10,12 +10,12 @@ const [W, LANE, LEFT, TOP] = [1200, 20, 190, 20];
 const COLOURS = { draining: 'draining', ending: 'draining', suspended: 'silent', 'not ready': 'silent' };
 const STEPS = [60, 300, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
 
-/** @typedef {import('./allocation_state.js').Span} Span */
+/** @typedef {import('./allocation_state.js').Followed} Followed */
 
 /** Where a time is on the axis. @param {number} at @param {number} from @param {number} to */
 const place = (at, from, to) => LEFT + (Math.min(Math.max(at, from), to) - from) / (to - from) * (W - LEFT - 6);
 
-/** @param {{spans: (Span & {due?: number})[], from: number, to: number, now: number}} props */
+/** @param {{spans: Followed[], from: number, to: number, now: number}} props */
 export function Timeline({ spans, from, to, now }) {
   const px = (/** @type {number} */ at) => place(at, from, to);
   const height = TOP + spans.length * LANE + 6;
@@ -31,22 +31,22 @@ export function Timeline({ spans, from, to, now }) {
     </svg></div>
     <figcaption><span class="legend">${[['pending', 'waits in Slurm'], ['starting', 'starting'], ['running', 'ready'], ['silent', 'not ready any more'], ['draining', 'draining'], ['ended', 'ended'], ['failed', 'ended by a fault']].map(([k, text]) => html`<span key=${k}><svg class="key" width="16" height="10" aria-hidden="true"><rect class=${k} width="16" height="10" rx="2" /></svg>${text}</span>`)}
       <span><svg class="key" width="16" height="10" aria-hidden="true"><rect class="rest" x="1" y="1" width="14" height="8" /></svg>rest of the walltime</span>
-      <span><svg class="key" width="12" height="12" aria-hidden="true"><path class="planned" d="M6 1L11 6L6 11L1 6Z" /></svg>a successor should be ready</span></span></figcaption></figure>`;
+      <span><svg class="key" width="12" height="12" aria-hidden="true"><path class="planned" d="M6 1L11 6L6 11L1 6Z" /></svg>a successor takes over</span></span></figcaption></figure>`;
 }
 
-const Lane = memo((/** @type {{s: Span & {due?: number}, from: number, to: number, now: number}} */ { s, from, to, now }) => {
+const Lane = memo((/** @type {{s: Followed, from: number, to: number, now: number}} */ { s, from, to, now }) => {
   const px = (/** @type {number} */ at) => place(at, from, to);
   const end = s.ended ?? now;
   const start = s.started ?? end;
   const ready = s.ready !== undefined && s.ready >= start ? s.ready : undefined;
   const bar = (/** @type {string} */ kind, /** @type {number | undefined} */ a, /** @type {number} */ b, /** @type {string} */ text) => (a === undefined || b <= a || px(b) - px(a) <= 0 ? null
     : html`<rect class=${kind} x=${px(a)} y="3" width=${Math.max(px(b) - px(a), 1.5)} height="13" rx="2"><title>${`${s.name}: ${text}, ${duration(b - a)} from ${timeOfDay(a)}`}</title></rect>`);
-  const [over, reason] = [s.ended !== undefined, message(s.reason)];
+  const [over, reason, next] = [s.ended !== undefined, message(s.reason), s.planned?.take_over_at];
   const main = over ? s.state : COLOURS[s.state] ?? 'running';
   return html`<a href=${link(['allocations', s.name], { ns: ns(s.namespace) })}><text class="name" x="2" y="14">${s.name.length > 28 ? `${s.name.slice(0, 26)}…` : s.name}</text></a>
     ${bar('pending', s.submitted, start, s.jobState === 'PENDING' ? `pending ${reason}` : 'was pending')}
     ${s.started !== undefined && bar(over && ready === undefined ? main : 'starting', s.started, ready ?? end, over && ready === undefined ? `ended ${s.jobState} ${reason}` : 'starting')}
     ${ready !== undefined && bar(main, ready, end, over ? `ended ${s.jobState} ${reason}` : s.state)}
-    ${!over && s.walltimeEnd !== undefined && bar('rest', now, s.walltimeEnd, `walltime ends at ${clock(s.walltimeEnd)}${s.due === undefined ? '' : `, a successor should be ready at ${clock(s.due)}`}; the rest`)}
-    ${s.due !== undefined && s.due > now - 60 && html`<path class="planned" d=${`M${px(s.due)} 4l5 5.5l-5 5.5l-5-5.5Z`}><title>${`${s.name}: a successor should be ready at ${clock(s.due)}`}</title></path>`}`;
+    ${!over && s.walltimeEnd !== undefined && bar('rest', now, s.walltimeEnd, `walltime ends at ${clock(s.walltimeEnd)}${next ? `, a successor takes over about ${clock(next)}` : ''}; the rest`)}
+    ${next && next > now - 60 && html`<path class="planned" d=${`M${px(next)} 4l5 5.5l-5 5.5l-5-5.5Z`}><title>${`${s.name}: a successor takes over about ${clock(next)}`}</title></path>`}`;
 });

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.planned_successor import PlannedSuccessor
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
@@ -71,18 +72,39 @@ def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
     return [RenewalTime(due[i], min([end - before, *due[i + surge :][:1]])) for i, end in enumerate(ends)]
 
 
-def planned_renewal(pool: Pool, allocations: Iterable[Allocation], name: str) -> RenewalTime | None:
-    """Return when an allocation will be replaced; None if it has not started, or goes without a successor. `allocations`: of
-    the pool."""
-    running = [
+def planned_successors(pool: Pool, allocations: Iterable[Allocation]) -> list[PlannedSuccessor]:
+    """Return the successors that are still to be submitted. `allocations`: of the pool."""
+    present = [a for a in allocations if not a.status.is_ended]
+    replaced = {a.spec.successor_of for a in present}
+    running = sorted(
         (a.status.end_time.timestamp(), a.metadata.name)
-        for a in allocations
+        for a in present
         if a.status.job_state == JobState.RUNNING and a.status.end_time is not None and not a.spec.drain
+    )
+    if pool.spec.allocation.within is not None or pool.spec.suspend:
+        return []
+    holder, times = surge_holder(pool, present), renewal_times(pool, [end for end, _ in running])
+    return [
+        _planned(pool.metadata.namespace, name, time, holder)
+        for (_, name), time in zip(running, times, strict=True)
+        if name not in replaced
     ]
-    ends = sorted(running)
-    if pool.spec.allocation.within is not None or pool.spec.suspend or name not in {other for _, other in ends}:
-        return None
-    return dict(zip((n for _, n in ends), renewal_times(pool, [end for end, _ in ends]), strict=True))[name]
+
+
+def _planned(namespace: str, name: str, time: RenewalTime, holder: Allocation | None) -> PlannedSuccessor:
+    """`holder`: successor of another allocation that has to start first."""
+    expected = holder.status.start_time if holder is not None else None
+    if holder is None or (expected is not None and expected.timestamp() <= time.submit_at):
+        return PlannedSuccessor(
+            namespace=namespace, allocation=name, waits_for=None, submit_at=time.submit_at, take_over_at=time.retire_at
+        )
+    return PlannedSuccessor(
+        namespace=namespace,
+        allocation=name,
+        waits_for=holder.metadata.name,
+        submit_at=expected.timestamp() if expected is not None else None,
+        take_over_at=None,
+    )
 
 
 def surge_holder(pool: Pool, allocations: Iterable[Allocation]) -> Allocation | None:

@@ -27,6 +27,7 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.preview import Preview
+from rollyard.reconcilers.renewal import planned_successors
 from rollyard.reconcilers.watches import build_reconcilers
 from rollyard.server.batches.keeper import BatchKeeper
 from rollyard.server.batches.service import BatchService
@@ -188,6 +189,7 @@ class Parts:
             log_file=self.workspace.log_file,
             check_allocation=preview.check,
             submission=preview.submission,
+            planned_successors=planned_successors,
             latest_metrics=lambda: self.metric_recorder.latest,
             slurm_usage=self.slurm_usage.compare,
             rotate_tokens=self.tokens.rotate,

@@ -30,6 +30,7 @@ ASKED = {
     "/v1/evaluations/e/comparison": ("namespace", "with", "solved_at"),
     "/v1/usage": ("namespace", "since", "by"),
     "/v1/usage/slurm": ("namespace", "since", "limit"),
+    "/v1/allocations/successors": ("namespace",),
     "/v1/allocations/history": ("namespace", "since", "limit"),
     "/v1/history/pools/default/swe": ("kind", "since", "until", "step"),
     "/v1/history/endpoints/default/policy": ("since", "until", "step"),

@@ -22,6 +22,7 @@ from rollyard.store.base import MissingImage
 from rollyard.trajectory import Outcome, Segment, Turn
 from rollyard.trajectory.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
+from tests.api.test_batches import client_of
 from tests.api.test_rollouts_waiting import KEY, _stored, pool, submit
 from tests.api.test_running_turns import saved
 from tests.support import make
@@ -180,7 +181,7 @@ async def test_changes_appear_by_themselves_and_a_lost_server_is_told(serving: S
 
 
 async def test_what_follows_at_a_walltime_and_what_waits_are_told(serving: Serve) -> None:
-    async with serving() as api:
+    async with serving() as api, client_of(api) as client:
         await pool(api)
         owner = {"kind": "RolloutPool", "name": "swe", "uid": (await _stored(api)).metadata.uid}
         now = datetime.now(UTC)
@@ -197,10 +198,13 @@ async def test_what_follows_at_a_walltime_and_what_waits_are_told(serving: Serve
         await api.store.objects.create(make.allocation("gone-rp-0", intents=1, intended_at=now, **job))
         async with opened(api) as page:
             told = "[...document.querySelectorAll('main p')].find(p => /Slurm ends the job/.test(p.textContent))?.textContent"
-            await page.show(
-                "#/allocations/swe-rp-0", f"({told})?.includes('A successor is submitted in time to be ready')"
-            )
-            assert "Successor ready" in await page.text(".facts")
+            await page.show("#/allocations/swe-rp-0", f"({told})?.includes('A successor is submitted before')")
+            (planned,) = await client.planned_successors("default")
+            facts = await page.text(".facts")
+            submitted = re.search(r"submitted about (\d\d:\d\d:\d\d).*takes over about (\d\d:\d\d:\d\d)", facts)
+            assert submitted is not None, facts
+            for shown, at in zip(submitted.groups(), (planned.submit_at, planned.take_over_at), strict=True):
+                assert shown == datetime.fromtimestamp(at or 0.0).strftime("%H:%M:%S")
             await page.show("#/allocations/gone-rp-0", f"({told})?.includes('No successor is planned.')")
 
             pending = {"job_id": "8", "job_state": "PENDING", "reason": "Resources", "intents": 1, "intended_at": now}

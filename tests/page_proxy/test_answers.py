@@ -149,31 +149,6 @@ async def test_usage_nodes_and_the_newest_batches(
     assert tab.faults == []
 
 
-async def test_what_follows_at_the_end_of_a_walltime(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
-    """A successor if there is one, else the time at which one should be ready: the budgets of all stages and 30 s before the
-    end, but not in the first half of the walltime. A draining allocation gets none."""
-    _, tab, _ = opened
-    pool = {"kind": "RolloutPool", "spec": {"stages": {s: {"timeoutSeconds": 90} for s in ("init", "run", "eval")}}}
-    old = {"name": "a", "poolKind": "RolloutPool", "state": "running", "started": 1000, "walltimeEnd": 4600}
-    spans = [
-        old,
-        old | {"name": "b", "walltimeEnd": 1400},
-        old | {"name": "c", "state": "draining"},
-        old | {"name": "d"},
-    ]
-    present = [*spans, {"name": "e", "successorOf": "d"}]
-    asked = f"m.withSuccessors({json.dumps(spans)}, {json.dumps(present)}, () => ({json.dumps(pool)}))"
-    found = await tab.evaluate(f"import('/ui/allocation_state.js').then(m => {asked})")
-    assert [(one.get("due"), one.get("successor")) for one in found] == [
-        (4300, None), (1200, None), (None, None), (None, "e"),
-    ]  # fmt: skip
-    waiting = {"name": "e", "successorOf": "d", "poolKind": "RolloutPool", "state": "pending"}
-    for holder, due in ((waiting | {"expectedStart": 9000}, 9000), (waiting, None)):
-        asked = f"m.withSuccessors({json.dumps([old])}, {json.dumps([*spans, holder])}, () => ({json.dumps(pool)}))"
-        (first,) = await tab.evaluate(f"import('/ui/allocation_state.js').then(m => {asked})")
-        assert first.get("due") == due, "no successor is submitted while another takes the place of maxSurge"
-
-
 async def test_a_failed_call_is_named_by_the_command_too(recorded: Yard) -> None:
     out, _ = await recorded.rollyard("rollouts", "list", "--failed-tool", "ipython", "--limit", "1", "-o", "id")
     assert "--- tool result, failed" in (await recorded.rollyard("logs", f"rollout/{out.strip()}"))[0]

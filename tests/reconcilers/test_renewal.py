@@ -19,7 +19,7 @@ from rollyard.reconcilers.renewal import (
     can_take_work,
     due_times,
     learn_startup,
-    planned_renewal,
+    planned_successors,
     startup_seconds,
     surge_holder,
 )
@@ -180,6 +180,12 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
     present = [m.allocation for m in (old, late, *others)]
     assert surge_holder(pool(), present) is late.allocation
     assert surge_holder(pool(surge=2), present) is None, "a place is free"
+    soon, *_, last = planned_successors(pool(), present)
+    assert (soon.allocation, soon.waits_for, soon.submit_at) == ("policy-2", late.name, NOW + 500)
+    assert (last.allocation, last.waits_for, last.take_over_at) == ("policy-4", None, NOW + 3000 - 300)
+    unknown = evolve(late.allocation, status=evolve(late.allocation.status, start_time=None))
+    (soon, *_) = planned_successors(pool(), [m.allocation for m in (old, *others)] + [unknown])
+    assert (soon.waits_for, soon.submit_at) == (late.name, None), "Slurm expects it at no time yet"
 
 
 def test_a_successor_without_a_start_time_is_told_once_slurm_had_time_or_none_is_left() -> None:
@@ -245,13 +251,13 @@ def test_the_start_up_time_rises_at_once_and_falls_slowly() -> None:
 def test_the_told_time_of_a_renewal_is_the_time_at_which_it_happens() -> None:
     members = [member(0, 2000.0), member(1, 3000.0), member(2, None)]
     allocations = [m.allocation for m in members]
-    told = planned_renewal(pool(), allocations, "policy-0")
-    assert told is not None
-    assert told.retire_at == NOW + 2000 - 300
+    first, second = planned_successors(pool(), allocations)
+    assert (first.allocation, second.allocation) == ("policy-0", "policy-1"), "the third has not started"
+    assert (first.take_over_at, first.waits_for) == (NOW + 2000 - 300, None)
+    assert first.submit_at is not None
     for seconds, due in ((-1.0, False), (1.0, True)):
-        now = told.submit_at + seconds
+        now = first.submit_at + seconds
         planned = plan_pool(pool(), members[:2], 2, now, slurm_known=True)
         assert ("policy-0" in [one.of for one in planned.successors]) == due, planned
-    assert planned_renewal(pool(), allocations, "policy-2") is None, "it has not started"
     drained = evolve(allocations[1], spec=evolve(allocations[1].spec, drain=True))
-    assert planned_renewal(pool(), [drained], "policy-1") is None
+    assert planned_successors(pool(), [drained]) == []
