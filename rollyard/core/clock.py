@@ -36,8 +36,3 @@ def as_text(unix: float) -> str:
 def as_exact_datetime(unix: float) -> datetime:
     """Return a UTC datetime with fractions of a second, for times that may lie less than a second apart."""
     return datetime.fromtimestamp(unix, UTC)
-
-
-def time_of_day(unix: float) -> str:
-    """Return a text without a date, `11:52:10 UTC`, for sentences about the near future."""
-    return f"{datetime.fromtimestamp(unix, UTC):%H:%M:%S} UTC"

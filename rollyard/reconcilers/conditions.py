@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rollyard.core.clock import as_datetime, as_text, time_of_day
+from rollyard.core.clock import as_datetime, as_text
 from rollyard.core.errors import Refusal
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ConditionUpdate, Reason, get_condition, set_conditions
@@ -295,7 +295,7 @@ def _first_starting(view: PoolView) -> str:
 
 
 def _retry_text(view: PoolView) -> str:
-    return f"; the next one is created at {time_of_day(view.ends.next_at)}" if view.ends.next_at > view.now else ""
+    return f"; the next one is created at {as_text(view.ends.next_at)}" if view.ends.next_at > view.now else ""
 
 
 def _end_text(allocation: Allocation) -> str:
@@ -307,9 +307,7 @@ def _end_text(allocation: Allocation) -> str:
 
 def _avoided_text(node: BadNode) -> str:
     often = f"{len(node.failed)} allocations in a row failed there before they were ready"
-    return (
-        f"no job starts on {node.name} until {time_of_day(node.until)}: {often}; the last: {_end_text(node.failed[-1])}"
-    )
+    return f"no job starts on {node.name} until {as_text(node.until)}: {often}; the last: {_end_text(node.failed[-1])}"
 
 
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
@@ -322,9 +320,9 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
         if condition is not None and condition.status != "True":
             late.append((submitted_at, a.metadata.name, condition.message))
         elif now - submitted_at > SUBMIT_ANSWER_SECONDS and a.status.intents == 0:
-            late.append((submitted_at, a.metadata.name, f"it waits in the server since {time_of_day(submitted_at)}"))
+            late.append((submitted_at, a.metadata.name, f"it waits in the server since {as_text(submitted_at)}"))
         elif now - submitted_at > SUBMIT_ANSWER_SECONDS:
-            late.append((submitted_at, a.metadata.name, f"Slurm has not answered since {time_of_day(submitted_at)}"))
+            late.append((submitted_at, a.metadata.name, f"Slurm has not answered since {as_text(submitted_at)}"))
     if not late:
         return ""
     _, name, why = min(late)
@@ -363,7 +361,7 @@ def _why_nothing_placed(view: PoolView) -> str:
     obstacle = held_up or coming
     why = obstacle.message if obstacle is not None else "no successor is ready yet"
     return (
-        f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, and a rollout needs {need - SPARE_SECONDS:g} s; "
+        f"accepts no rollouts: the walltime ends at {as_text(max(ends))}, and a rollout needs {need - SPARE_SECONDS:g} s; "
         f"{why}"
     )
 

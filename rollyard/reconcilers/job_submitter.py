@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollyard.controller.event_recorder import EventRecorder
-from rollyard.core.clock import Clock, as_datetime, as_text, time_of_day
+from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, Refusal, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.core.failpoints import failpoint
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
@@ -129,7 +129,7 @@ class Submitter:
         wait = self._cap.take(pool.metadata.uid, len(burst), size=_size(pool), now=now)
         if not wait:
             return False
-        at = time_of_day(self._clock.time() + wait)
+        at = as_text(self._clock.time() + wait)
         why = (
             f"the pool has submitted {self._cap.count(pool.metadata.uid, now)} jobs within {WINDOW_SECONDS:g} s, which its "
             f"size does not explain; the next submit follows at {at}"

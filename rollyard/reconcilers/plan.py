@@ -10,9 +10,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from rollyard.core.clock import time_of_day
+from rollyard.core.clock import as_text
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Reason, evolve, get_condition
 from rollyard.kinds.inference_pool import InferencePool
@@ -305,6 +305,15 @@ def _useless(view: _PoolMembers, old: Member) -> bool:
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
 
 
+class _Gap(NamedTuple):
+    """Time without either of two allocations, the one that ends and its successor."""
+
+    seconds: float
+    """Shortest time that is expected."""
+    start: float | None
+    """Start of the successor that Slurm expects (Unix seconds); None if it names none after the end."""
+
+
 def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> Reason | None:
     """Reason if a successor cannot be ready before the end of the member that it replaces.
 
@@ -318,13 +327,14 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
         found = _late_successor(pool, old, successor, now)
         if found is not None:
             why, gap = found
-            words = _gap(old, f"its successor {successor.name} waits: {why.message}", gap)
-            return Reason(why.word, f"{words}{_held_up(view, old, gap)}")
+            words = _gap_text(old, f"its successor {successor.name} waits: {why.message}", gap)
+            return Reason(why.word, f"{words}{_held_up(view, old, gap.seconds)}")
     if not failed:
         return None
     due = {name for name, turn in _renewal_times(view).items() if turn.submit_at <= now}
     for old in (m for m in view.counted if m.name in due):
-        return Reason("SuccessorFails", _gap(old, f"its successor {failed}", startup_seconds(pool)))
+        gap = _Gap(startup_seconds(pool), None)
+        return Reason("SuccessorFails", _gap_text(old, f"its successor {failed}", gap))
     return None
 
 
@@ -340,9 +350,8 @@ def _held_up(view: _PoolMembers, old: Member, gap: float) -> str:
     return f"; {shown} end{'s' if len(names) == 1 else ''} meanwhile too, and maxSurge lets no more successors be submitted"
 
 
-def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[Reason, float] | None:
-    """(reason, expected seconds without either allocation) for a successor that does not start in time; None if it may
-    start in time."""
+def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[Reason, _Gap] | None:
+    """(reason, gap) for a successor that does not start in time; None if it may start in time."""
     status = successor.allocation.status
     if successor.ready or successor.started or old.ends is None:
         return None
@@ -354,7 +363,8 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
     stuck = expected is None and (late or not reason.is_transient)
     if not (after or reason.is_limit or stuck or (expected is not None and expected >= old.ends)):
         return None
-    gap = max(0.0, (expected or old.ends) - old.ends) + startup_seconds(pool)
+    start = expected if expected is not None and expected >= old.ends else None
+    gap = _Gap((start or old.ends) - old.ends + startup_seconds(pool), start)
     if after:
         return Reason("StrategyReplace", "spec.renewal.strategy is Replace"), gap
     why = "Slurm has not answered its submit" if status.job_id is None else str(reason)
@@ -362,9 +372,14 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
     return Reason(word, why), gap
 
 
-def _gap(old: Member, why: str, gap: float) -> str:
+def _gap_text(old: Member, why: str, gap: _Gap) -> str:
     assert old.ends is not None
-    return f"allocation {old.name} ends at {time_of_day(old.ends)} and {why}; expected gap: about {gap:.0f} s"
+    length = f"at least {gap.seconds:.0f} s, the start-up of a successor, and its wait for the start after that end"
+    if gap.start is not None:
+        length = (
+            f"about {gap.seconds:.0f} s, with a start at {as_text(gap.start)}, which Slurm expects, and the start-up"
+        )
+    return f"allocation {old.name} ends at {as_text(old.ends)} and {why}; expected gap: {length}"
 
 
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:

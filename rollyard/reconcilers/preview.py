@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollyard.core.clock import Clock, as_datetime, time_of_day
+from rollyard.core.clock import Clock, as_text
 from rollyard.core.errors import Cause
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import evolve
@@ -51,7 +51,7 @@ class Preview:
             return causes, () if causes else find_doubts(template, site)
         # Slurm's last answer may be old, and the field may be valid now.
         known = [f"according to the last answer, {c.field}: {c.message}" for c in causes]
-        words = f"Slurm has not answered since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
+        words = f"Slurm has not answered since {as_text(since)}"
         return (), [f"spec.allocation was not checked: {words}", *known]
 
     def submission(self, pool: Pool, allocations: Sequence[Allocation]) -> Submission:
@@ -101,7 +101,7 @@ def summarise(pool: Pool, allocations: Sequence[Allocation], shape: str, now: fl
     new, old, surge, parts = len(plan.create), len(plan.outdated), pool.spec.renewal.max_surge, []
     if new:
         array = ", as one job array" if new > 1 else ""
-        delay = f", not before {time_of_day(at)}" if at > now else ""
+        delay = f", not before {as_text(at)}" if at > now else ""
         parts.append(f"submit {_count_text(new, 'job')} {shape}{array}{delay}")
     if old:
         one_by_one = f", at most {surge} at once" if old > surge else ""

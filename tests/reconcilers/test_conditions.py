@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.clock import time_of_day
+from rollyard.core.clock import as_text
 from rollyard.kinds.base import Condition, ConditionUpdate, Reason, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
@@ -188,7 +188,7 @@ def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
     asked = one(3, jobId=None, jobState=None, intendedAt=-SUBMIT_ANSWER_SECONDS - 1)
     fact = ready(view(one(2, **FAILED), asked, ends=failing(5)))
     assert said(fact) == (False, "WaitingForSlurm")
-    since = time_of_day(NOW - SUBMIT_ANSWER_SECONDS - 1)
+    since = as_text(NOW - SUBMIT_ANSWER_SECONDS - 1)
     assert f"the submit of p-3 is unfinished: Slurm has not answered since {since}" in fact.message
     told = {
         "type": "Submitted",
@@ -216,7 +216,7 @@ def test_a_persons_scancel_and_a_lost_node_are_told_as_what_they_are() -> None:
     often = EndCounts(interruptions=4, last_interruption=NOW - 1)
     fact = ready(view(gone, one(1, serving=True, readyAt=-400), ends=often))
     assert "ended from outside 4 times in a row; the last: p-0 ended CANCELLED" in fact.message
-    assert f"the next one is created at {time_of_day(NOW + 3)}" in fact.message
+    assert f"the next one is created at {as_text(NOW + 3)}" in fact.message
 
 
 def test_what_slurm_refuses_is_a_refusal_and_one_by_a_limit_may_pass() -> None:
@@ -258,7 +258,7 @@ def test_a_rollout_pool_whose_walltime_covers_no_budgets_says_that_it_places_not
     found = view(one(0, serving=True, endTime=88), waits, pool=pool, desired=1)
     fact = ready(found)
     assert said(fact) == (False, "WalltimeEnds")
-    assert f"accepts no rollouts: the walltime ends at {time_of_day(NOW + 88)}" in fact.message
+    assert f"accepts no rollouts: the walltime ends at {as_text(NOW + 88)}" in fact.message
     assert "and a rollout needs 120 s; " in fact.message
     assert "its successor p-1 waits: Resources (nodes that it could run on are busy)" in fact.message
     blocked = renewal_blocked(found)

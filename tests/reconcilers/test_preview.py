@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.clock import time_of_day
+from rollyard.core.clock import as_text
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.plan import template_hash
@@ -72,7 +72,7 @@ SPENT = "the 1 GPU-hours of spec.maxGpuHours are used up"
             2,
             "would submit 2 jobs SHAPE, as one job array",
         ),
-        (pool(replicas=1), [FAILED], 1, f"would submit 1 job SHAPE, not before {time_of_day(NOW + 1)}"),
+        (pool(replicas=1), [FAILED], 1, f"would submit 1 job SHAPE, not before {as_text(NOW + 1)}"),
         (
             pool({"gpuLedger": {"past": 3600}}, replicas=2, maxGpuHours=1),
             [{}],

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.core.clock import time_of_day
+from rollyard.core.clock import as_text
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -164,13 +164,16 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
     found = blocked(pool(), [old, member(1, None, of="policy-0", reason="QOSMaxJobsPerUserLimit")], NOW)
     assert found is not None
     assert found[0] == "QOSMaxJobsPerUserLimit"
-    assert found[1].startswith(f"allocation policy-0 ends at {time_of_day(NOW + 200)} and its successor policy-1 waits")
-    assert "expected gap: about 100 s" in found[1]
+    assert found[1].startswith(f"allocation policy-0 ends at {as_text(NOW + 200)} and its successor policy-1 waits")
+    assert (
+        f"expected gap: at least {startup_seconds(pool()):.0f} s, the start-up of a successor, and its wait" in found[1]
+    )
     late = member(1, None, of="policy-0", reason="Resources", startTime=at(NOW + 500))
     found = blocked(pool(), [old, late], NOW)
     assert found is not None
     assert found[0] == "QueueTooLong"
-    assert found[1].endswith("expected gap: about 400 s")
+    told = f"expected gap: about 400 s, with a start at {as_text(NOW + 500)}, which Slurm expects, and the start-up"
+    assert found[1].endswith(told)
     others = [member(2, 250), member(3, 300), member(4, 3000)]
     found = blocked(pool(), [old, late, *others], NOW)
     assert found is not None
