@@ -147,7 +147,7 @@ def stepped(history: BatchHistory, batches: Sequence[BatchView] = ()) -> list[st
         "INFORMATIVE",
         "FILTERED",
         "FAULTY",
-        "STALENESS",
+        "STALENESS (MEAN)",
         "TOKENS (MEAN)",
         "WASTED",
         "ENDED",
@@ -200,7 +200,7 @@ def _step(step: TrainingStep) -> list[str]:
 
 
 def _staleness(step: TrainingStep) -> str:
-    greatest = "" if step.staleness_max is None else f" … {step.staleness_max}"
+    greatest = "" if step.staleness_max is None else f", at most {step.staleness_max}"
     return _number(step.staleness_mean, 2) + greatest
 
 

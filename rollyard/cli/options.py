@@ -91,6 +91,16 @@ def _once_per_warning() -> Callable[[str], None]:
     return warn
 
 
+OTHER_LISTS = {
+    "rollout": "for rollouts: `rollyard rollouts list` and `rollyard rollouts describe ID`",
+    "batch": "for batches: `rollyard batches list` and `rollyard batches describe ID`",
+    "eval": "for evaluations: `rollyard eval list` and `rollyard eval show NAME`",
+    "dataset": "for datasets: `rollyard datasets list`",
+    "training": "for trainings: `rollyard batches list` and `rollyard batches steps SERIES --series`",
+}
+"""Part of the name of something that is no object -> the commands that show it."""
+
+
 def kinds_of(word: str) -> list[type[KindObject]]:
     """Parse `KIND` or `KIND,KIND...`. Raises UsageError for an unknown kind, or if there is none."""
     found = []
@@ -98,11 +108,8 @@ def kinds_of(word: str) -> list[type[KindObject]]:
         kind = find_kind(name)
         if kind is None:
             known = ", ".join("/".join([k.PLURAL, *k.SHORT]) for k in KINDS.values())
-            hint = (
-                "; for rollouts: `rollyard rollouts list` and `rollyard rollouts describe ID`"
-                if "rollout" in name
-                else f"; name an object as KIND/NAME, such as rp/{name}"
-            )
+            hint = next((text for word, text in OTHER_LISTS.items() if word in name.lower()), None)
+            hint = f"; {hint or f'name an object as KIND/NAME, such as rp/{name}'}"
             raise click.UsageError(f"there is no resource {name!r}; the server has {known}{hint}")
         found.append(kind)
     if not found:

@@ -25,7 +25,11 @@ from rollyard.kinds.schema.columns import age
 C = TypeVar("C", bound=Callable[..., Any])
 PROMPT_CHARS = 60
 STATUSES = [status.value for status in Status]
-SORTED = ("ended", "reward", "tokens", "turns", "seconds", "failed_calls")
+SORTED = {
+    "ended": "ENDED", "reward": "REWARD", "tokens": "TOKENS", "turns": "TURNS", "seconds": "SECONDS",
+    "failed_calls": "FAILED CALLS",
+}  # fmt: skip
+"""Field by which a list may be sorted -> its column."""
 TABLE = ["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON", "AGE"]
 WIDE = [*TABLE[:-1], "TOKENS", "TURNS", "FAILED CALLS", "SECONDS", "NODE", "WEIGHTS", "GROUP", "SUBMITTED", "ENDED"]
 TOP = ["ID", "POOL", "KIND", "STATUS", "TOKENS", "TURNS", "SECONDS", "REWARD", "ENDED"]
@@ -207,7 +211,8 @@ async def list_(
         click.echo("\n".join(align(_columns(views, form.removeprefix("columns=")))))
     elif form in ("table", "wide"):
         names = WIDE if form == "wide" else [*TABLE[:-1], "SUBMITTED", "ENDED"] if absolute else TABLE
-        _print(names, views)
+        by = SORTED.get((sort or "").removeprefix("-"))
+        _print([*names, *([by] if by is not None and by not in names else [])], views)
     else:
         raise click.UsageError(f"-o {form}: write table, wide, json, id, or columns=FIELD,…")
 
@@ -281,6 +286,10 @@ async def summary(client: AsyncClient, namespace: str, by: str, limit: int, form
     rows = await client.summarize(by, namespace, limit=limit, **conditions(given))
     if not rows:
         await explain_nothing(client, namespace, given)
+    if by == "task" and rows and not (given["mode"] or given["batch"] or given["group"]):
+        modes = [row.value or "" for row in await client.summarize("mode", namespace, **conditions(given))]
+        if len(modes) > 1:
+            say(f"rollouts of several modes together ({', '.join(sorted(modes))}); --mode MODE sums up one of them")
     if form == "json":
         click.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
         return

@@ -2,7 +2,7 @@
 
 import { url } from './api.js';
 import { StepCharts, useSteps } from './batch_steps.js';
-import { count, decimal, duration, percent, share, UNKNOWN } from './format.js';
+import { count, decimal, duration, known, percent, share, UNKNOWN } from './format.js';
 import { HardTasks } from './hard_tasks.js';
 import { Loaded } from './loaded.js';
 import { Mark } from './mark.js';
@@ -39,7 +39,7 @@ function Head({ b, namespace }) {
     ['Held back', html`${count(b.filtered.all_low)} all low, ${count(b.filtered.all_high)} all high, ${count(b.filtered.other)} other`], ['Faulty', count(b.faulty)],
     ['Informative', percent(b.informative_share)], ['Pass the filter, estimate', percent(b.estimated_pass_rate)],
     ['Wasted tokens', `${count(b.wasted_tokens)} (${percent(share(b.wasted_tokens, b.wasted_tokens + b.delivered_tokens))})`],
-    ['Staleness', decimal(b.staleness_mean)], ['Time to target', duration(b.seconds_to_target)],
+    ['Staleness', known(b.staleness_mean) ? `${decimal(b.staleness_mean)} training steps in the mean` : UNKNOWN], ['Time to target', duration(b.seconds_to_target)],
     ['Bias', b.bias.seconds === null ? UNKNOWN : `tokens ${decimal(b.bias.tokens)}, turns ${decimal(b.bias.turns)}, seconds ${decimal(b.bias.seconds)}`],
     ['Created', html`<${Time} at=${b.created_at} />`], ['Ended', html`<${Time} at=${b.ended_at} />`],
   ]} />

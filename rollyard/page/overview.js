@@ -59,7 +59,7 @@ function Wrong({ namespace }) {
       { head: 'Condition', cell: (/** @type {any} */ f) => html`<${Mark} tone=${toneOfCondition(f.condition)} word=${`${f.condition.type}=${f.condition.status}`} />` },
       { head: 'Reason', cell: (/** @type {any} */ f) => f.condition.reason },
       { head: 'Since', cell: (/** @type {any} */ f) => html`<${Time} at=${f.condition.lastTransitionTime} />` },
-      { head: 'Message', wide: true, cell: (/** @type {any} */ f) => message(f.condition.message) },
+      { head: 'Message', wide: true, cell: (/** @type {any} */ f) => html`${message(f.condition.message)}${f.condition.type === 'ImagesReady' && html` <a href=${link(['pools', f.pool.kind, f.pool.metadata.name], { ns: ns(namespace) })}>All missing images</a>`}` },
     ]} />`}
     ${warnings.length > 0 && html`<h3>Warnings of the last hour</h3><${Events} events=${warnings} />`}`}
   </section>`;

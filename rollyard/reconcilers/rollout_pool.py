@@ -86,7 +86,8 @@ def _images_ready(pool: RolloutPool, failing: Sequence[MissingImageView]) -> lis
     if failing:
         first, more = failing[0], len(failing) - 1
         again = "" if first.waiting or first.next_try == NOW else f"; it is tried again {first.next_try}"
-        others = f"; {more} more images cannot be had" if more else ""
+        named = f"cannot be had: `rollyard describe rp/{pool.metadata.name}` names all"
+        others = f"; {more} more {'image' if more == 1 else 'images'} {named}" if more else ""
         return [ConditionUpdate("ImagesReady", False, IMAGE_REASON, f"{first.message}{again}{others}")]
     if get_condition(pool.status.conditions, "ImagesReady") is None:
         return []

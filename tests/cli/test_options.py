@@ -28,6 +28,23 @@ def test_a_name_that_is_not_of_the_first_kind_is_neither_dropped_nor_looked_for_
         kind_and_names(("rp/demo", other), "default")
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("batches", "rollyard batches list"),
+        ("batch", "rollyard batches list"),
+        ("evaluations", "rollyard eval list"),
+        ("eval", "rollyard eval list"),
+        ("rollouts", "rollyard rollouts list"),
+        ("Datasets", "rollyard datasets list"),
+        ("demo", "such as rp/demo"),
+    ],
+)
+def test_what_is_no_object_is_told_with_the_command_that_lists_it(word: str, hint: str) -> None:
+    with pytest.raises(click.UsageError, match=rf"there is no resource '{word}'.*{hint}"):
+        kind_and_names((word,), "default")
+
+
 def test_a_moment_is_what_people_write() -> None:
     now = time.time()
     day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()

@@ -22,7 +22,7 @@ from tests.support.browser import Browser, Tab
 from tests.support.yard import Yard, end
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.heavy]
-KEPT = re.compile(r"tasks-g1?[0-9]\.[0-9]")
+KEPT = re.compile(r"tasks-g1?[0-9]\.[0-9]|r-e26fbe9ed101b875")
 """Rollouts of the recording that suffice."""
 CELLS = """caption => [...document.querySelectorAll('table')].filter(table => table.caption?.textContent === caption)
   .flatMap(table => [...table.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent)))"""
@@ -82,7 +82,9 @@ async def test_where_time_and_tokens_go(opened: tuple[RunningProxy, Tab, AsyncCl
     await tab.click(f"a[aria-label^='{failing.failed} failed calls of {failing.tool}']")
     await tab.until(f"location.hash.includes('failed_tool=') && {MAIN}.includes('rollout')")
     rows = await cells(tab, "Rollouts")
-    out, _ = await recorded.rollyard("rollouts", "list", "--failed-tool", failing.tool, "-o", "json")
+    out, _ = await recorded.rollyard(
+        "rollouts", "list", "--prefix", "tasks-g", "--failed-tool", failing.tool, "-o", "json"
+    )
     assert {row[0] for row in rows} == {view["id"] for view in json.loads(out)}
     assert sum(view["failed_calls"] for view in json.loads(out)) >= failing.failed
     await tab.until(f"{MAIN}.includes('{len(rows)} rollout')")
@@ -144,6 +146,12 @@ async def test_usage_nodes_and_the_newest_batches(
     await tab.until(f"{MAIN}.includes('newest {len(means)}: {float(f'{sum(means) / len(means):.3g}'):g}')")
     _, told = await recorded.rollyard("rollouts", "list", "--limit", "1")
     assert told.startswith("1 of ")
+    for order, column in (("-ended", "ENDED"), ("seconds", "SECONDS"), ("-failed_calls", "FAILED CALLS")):
+        listed, _ = await recorded.rollyard("rollouts", "list", "--sort", order, "--limit", "1")
+        assert listed.splitlines()[0].endswith(column)
+    _, told = await recorded.rollyard("rollouts", "summary", "--by", "task")
+    assert "rollouts of several modes together (eval, train); --mode MODE" in told
+    assert (await recorded.rollyard("rollouts", "summary", "--by", "task", "--mode", "train"))[1] == ""
     await tab.go(proxy.page + "#/overview?hours=1")
     await tab.until(f"{MAIN}.includes('None in this time.')")
     assert tab.faults == []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from rollyard.kinds.base import evolve, set_conditions
+from rollyard.kinds.top import MissingImageView
 from rollyard.reconcilers.conditions import changes
-from rollyard.reconcilers.rollout_pool import _enough_memory, _images_writable
+from rollyard.reconcilers.rollout_pool import _enough_memory, _images_ready, _images_writable
 from tests.support import make
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,6 +28,24 @@ def test_a_node_with_too_little_memory_is_named_until_it_has_enough() -> None:
     assert _enough_memory(pool, []) == [], "nobody has reported"
     (update,) = _enough_memory(pool, [enough])
     assert update.status
+
+
+def test_missing_images_that_the_message_does_not_name_have_a_command_that_does() -> None:
+    pool = make.rollout_pool()
+    times: dict[str, Any] = {"failures": 1, "since": 0.0, "until": 9.0, "waiting": 1}
+    missing = [
+        MissingImageView(
+            namespace="default", pool="swe", image=one, message=f"{one}: not found", permanent=False, **times
+        )
+        for one in "abc"
+    ]
+    (update,) = _images_ready(pool, missing)
+    assert (
+        update.message
+        == f"a: not found; 2 more images cannot be had: `rollyard describe rp/{pool.metadata.name}` names all"
+    )
+    (update,) = _images_ready(pool, missing[:2])
+    assert "; 1 more image cannot be had: " in update.message
 
 
 def test_a_node_whose_kernel_keeps_folders_of_images_is_named_until_it_is_mended() -> None:
