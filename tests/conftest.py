@@ -90,17 +90,26 @@ SHARING = (
 )
 
 
+TOGETHER = {
+    "tests/examples/test_grpo.py": "tests/trainers/test_trl_runs.py",
+    **dict.fromkeys(
+        ("tests/trainers/test_trl.py", "tests/trainers/test_failed_members.py", "tests/engine/embedded/test_model.py"),
+        "tests/trainers/test_stream_worker.py",
+    ),
+}
+"""Module -> module on whose worker it runs. test_grpo shares the process that has imported TRL. The others import torch and
+the models of transformers into their worker, in six seconds of CPU time."""
+
+
 class ByModule(LoadFileScheduling):
     """Gives whole modules to workers, in order. Some modules form a group.
 
-    Memory suffices for one module with a vLLM at a time. The modules of some folders share one yard. Two modules share
-    the process that has imported TRL.
+    Memory suffices for one module with a vLLM at a time. The modules of some folders share one yard, others an import.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = str(super()._split_scope(nodeid))
-        if module == "tests/examples/test_grpo.py":
-            return "tests/trainers/test_trl_runs.py"
+        module = TOGETHER.get(module, module)
         return next((group for group in ("vllm", *SHARING) if group in module), module)
 
 
