@@ -180,6 +180,7 @@ async def _on_message(services: Services, agent: ConnectedNodeAgent, text: str) 
             lost = services.rollouts.leases.renew(agent.holder, message.held)
             services.node_agents.heartbeat(agent, message.held, message.widths)
             agent.sandboxes = message.sandboxes
+            agent.images = message.images
             agent.memory_shortage = message.memory_shortage[:MAX_SHORTAGE_CHARS]
             agent.image_shortage = message.image_shortage[:MAX_SHORTAGE_CHARS]
             agent.preparing = message.preparing[:MAX_SHORTAGE_CHARS]

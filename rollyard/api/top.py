@@ -19,7 +19,16 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import pool_reason, ready_count
-from rollyard.kinds.top import InferencePoolTop, NodesTop, NodeTop, RolloutPoolTop, SandboxTop, SavedWorkTop, TopView
+from rollyard.kinds.top import (
+    ImageStorageTop,
+    InferencePoolTop,
+    NodesTop,
+    NodeTop,
+    RolloutPoolTop,
+    SandboxTop,
+    SavedWorkTop,
+    TopView,
+)
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_state import EndpointState
@@ -120,6 +129,7 @@ async def _rollouts(services: Services, pool: RolloutPool, saved: Mapping[PoolKe
         **_common_fields(pool),
         stages=stages,
         sandboxes=sandboxes,
+        images=ImageStorageTop(**services.node_agents.image_storage(key).model_dump()),
         saved=SavedWorkTop(turns=turns, snapshots=snapshots),
         ended_per_minute=ended,
     )

@@ -25,6 +25,7 @@ from rollyard.kinds.planned_successor import PlannedSuccessor
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import age
+from rollyard.kinds.top import ImageStorageTop
 from rollyard.kinds.values.job_state import JobState
 
 WAITING_READ = 1000
@@ -62,14 +63,25 @@ async def _pool_work(client: AsyncClient, obj: KindObject) -> list[str]:
     lines: list[str] = []
     for pool in (await client.top(obj.metadata.namespace)).rollout_pools if isinstance(obj, RolloutPool) else []:
         if pool.name == obj.metadata.name:
-            s, saved = pool.sandboxes, pool.saved
+            s, stored, saved = pool.sandboxes, pool.images, pool.saved
             kept = f"; {s.kept} of failed attempts kept" if s.kept else ""
             words = f"{s.ready} warm now; rollouts got {s.warm} warm and {s.cold} cold; {s.unused} warm ended unused"
             lines.append(f"Sandboxes:  {words}{kept}")
+            if stored.images:
+                lines.append(f"Images:     {stored_images(stored)}")
             lines.append(
                 f"Saved work: turns {size(saved.turns)}, snapshots {size(saved.snapshots)}, of rollouts in RUN"
             )
     return lines
+
+
+def stored_images(stored: ImageStorageTop) -> str:
+    """Describe what the images in the caches of a pool's nodes take."""
+    words = f"{stored.images} of {stored.layers} layers in the caches of its nodes: {size(stored.bytes)}"
+    evicted = (
+        f"; evicted: {stored.evicted_layers} layers, {size(stored.evicted_bytes)}" if stored.evicted_layers else ""
+    )
+    return f"{words}, and {size(stored.unshared_bytes)} if none shared a layer{evicted}"
 
 
 async def _waiting(client: AsyncClient, obj: KindObject) -> list[str]:

@@ -42,6 +42,19 @@ SANDBOXES = Gauge(
     ["what"],
     registry=REGISTRY,
 )
+IMAGE_CACHE_BYTES = Gauge(
+    "rollyard_image_cache_bytes",
+    "Bytes of the images in the caches of connected nodes: stored (each layer once), unshared (each image whole), and evicted "
+    "since the node agents' start.",
+    ["what"],
+    registry=REGISTRY,
+)
+IMAGE_CACHE_LAYERS = Gauge(
+    "rollyard_image_cache_layers",
+    "Unpacked layers of these images: stored, and evicted since the node agents' start.",
+    ["what"],
+    registry=REGISTRY,
+)
 ATTEMPTS_FAULTED = Counter(
     "rollyard_attempts_faulted",
     "Attempts that ended without a reward because of a fault that is not the agent's, by its reason.",

@@ -118,8 +118,8 @@ class CacheFolder:
                     found.append(CachedBlob(path, self.layers.lock_path(path.name), layer.bytes if layer else 0, used))
         return sorted(found, key=lambda one: one.last_used)
 
-    def delete_layers(self, layers: Sequence[CachedBlob]) -> int:
-        """Delete the layers that no image names now and that nobody needs who makes one. Return the number of freed bytes."""
+    def delete_layers(self, layers: Sequence[CachedBlob]) -> list[CachedBlob]:
+        """Delete the layers that no image names now and that nobody needs who makes one. Return those that are deleted."""
         with contextlib.ExitStack() as stack:
             locked = []
             for one in layers:
@@ -129,12 +129,12 @@ class CacheFolder:
             # Nobody can make an image with a locked layer now. An image that somebody uses may have lost its list of layers.
             images = self.entries() if locked else []
             if any(one.damaged and one.pinned for one in images):
-                return 0
+                return []
             named = {name for one in images for name in one.layers}
             unnamed = [one for one in locked if one.path.name not in named]
             for one in unnamed:
                 self.discard(one.path)
-            return sum(one.bytes for one in unnamed)
+            return unnamed
 
     def _is_layer_used(self, name: str) -> bool:
         return any(one.pinned for one in self.entries() if name in one.layers)

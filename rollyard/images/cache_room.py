@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,11 +21,26 @@ ROOM_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
+class CacheStorage:
+    """Space of the images of a cache."""
+
+    images: int = 0
+    layers: int = 0
+    """A layer of several images counts once."""
+    bytes: int = 0
+    """Bytes of these layers."""
+    unshared_bytes: int = 0
+    """Bytes that the images would take if none shared a layer."""
+
+
 class CacheRoom:
     def __init__(self, folder: CacheFolder, limit_bytes: int) -> None:
         self._folder = folder
         self._limit = limit_bytes
         self._evicting = asyncio.Lock()
+        self.evicted_layers = self.evicted_bytes = 0
+        """Layers that this process has deleted because the cache was full, and their bytes."""
         self.full = Signal[[]]()
         """Signal: a new image has no room, because the images in use fill the cache."""
 
@@ -78,6 +94,12 @@ class CacheRoom:
         async with self._evicting:
             return await asyncio.to_thread(self._evict, keep, coming)
 
+    def storage(self) -> CacheStorage:
+        """Return what the images take now."""
+        images = self._folder.entries()
+        layers = {name for one in images for name in one.layers}
+        return CacheStorage(len(images), len(layers), _bytes_of(images), sum(one.bytes for one in images))
+
     def image_bytes(self) -> int:
         """Return the bytes of all images. A layer of several images counts once."""
         return _bytes_of(self._folder.entries())
@@ -97,26 +119,31 @@ class CacheRoom:
                 return True
             total -= self._delete([blob])
         if total > self._limit:
-            self._folder.delete_layers(unnamed)
+            self._count(self._folder.delete_layers(unnamed))
         stay = list(images)
         for image in images:
             if left <= self._limit:
                 break
             if image.path != keep and self._folder.delete(image):
                 log.info("deleted %s from the cache of images: %d bytes", image.name, image.bytes)
+                self._count([one for one in [image] if one.path.name in one.layers])
                 stay.remove(image)
                 left = _bytes_of(stay, coming)
         if len(stay) < len(images):
-            self._folder.delete_layers(self._folder.unnamed_layers())
+            self._count(self._folder.delete_layers(self._folder.unnamed_layers()))
         return left <= self._limit or left == coming_bytes > 0
+
+    def _count(self, layers: Iterable[CachedBlob]) -> None:
+        for one in layers:
+            self.evicted_layers += 1
+            self.evicted_bytes += one.bytes
 
     def _prune(self, before: float) -> int:
         images = [one for one in self._folder.entries() if one.last_used < before]
         freed = self._delete(one for one in self._folder.cached_blobs() if one.last_used < before)
         freed += self._delete_images(images)
-        return freed + self._folder.delete_layers(
-            [one for one in self._folder.unnamed_layers() if one.last_used < before]
-        )
+        unused = [one for one in self._folder.unnamed_layers() if one.last_used < before]
+        return freed + sum(one.bytes for one in self._folder.delete_layers(unused))
 
     def _delete_images(self, images: Iterable[CacheEntry]) -> int:
         """Delete images, and the layers that no other image names. Return the number of freed bytes."""
@@ -124,7 +151,7 @@ class CacheRoom:
         named = {name for one in deleted for name in one.layers}
         own = sum(one.layers.get(one.path.name, 0) for one in deleted)
         layers = [one for one in self._folder.unnamed_layers() if one.path.name in named]
-        return own + self._folder.delete_layers(layers)
+        return own + sum(one.bytes for one in self._folder.delete_layers(layers))
 
     def _delete(self, unused: Iterable[CachedBlob]) -> int:
         """Return the number of freed bytes."""

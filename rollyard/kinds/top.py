@@ -45,6 +45,21 @@ class SandboxTop(StatusModel):
     """Sandboxes of failed attempts that are kept now."""
 
 
+class ImageStorageTop(StatusModel):
+    """Space of the images in the caches of a pool's nodes. The other pools' images on these nodes count too."""
+
+    images: int = 0
+    layers: int = 0
+    """Unpacked layers of these images. A layer of several images of a node counts once."""
+    bytes: int = 0
+    """Bytes of these layers."""
+    unshared_bytes: int = 0
+    """Bytes that the images would take if none shared a layer."""
+    evicted_layers: int = 0
+    """Layers that the connected node agents have deleted since their start, because a cache was full."""
+    evicted_bytes: int = 0
+
+
 class SavedWorkTop(StatusModel):
     """Bytes that the server keeps so that rollouts in RUN can go on elsewhere."""
 
@@ -55,6 +70,7 @@ class SavedWorkTop(StatusModel):
 class RolloutPoolTop(PoolTop):
     stages: dict[str, StageStatus]
     sandboxes: SandboxTop = SandboxTop()
+    images: ImageStorageTop = ImageStorageTop()
     saved: SavedWorkTop = SavedWorkTop()
     ended_per_minute: dict[str, float] | None = None
     """Recent rate of ended rollouts: status -> rollouts per minute. Null just after the start of the server."""

@@ -372,6 +372,7 @@ class NodeAgent:
                     held=held,
                     widths=_widths(pools),
                     sandboxes=SandboxCounts(**asdict(self._node.sandboxes.counts)),
+                    images=self._node.images.storage(),
                     sent_at=loop.time(),
                     memory_shortage=self._room.memory_shortage,
                     image_shortage=self._room.image_shortage,

@@ -11,14 +11,15 @@ import contextlib
 import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from rollyard.core.aio import Waker, end_tasks, wait_or_timeout
 from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable, RollyardError
+from rollyard.images.cache_room import CacheStorage
 from rollyard.images.pinned_image import PinnedImage
 from rollyard.kinds.values.image_reference import ImageReference, parse_image, registry_host
 from rollyard.sandbox.images import Images, is_in_place
-from rollyard.wire.node import ImageChanges, ImageFault
+from rollyard.wire.node import ImageChanges, ImageFault, ImageStorage
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class ImagePulls:
         self._looking = asyncio.Lock()
         self._hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_PER_HOST))
         self._ready: set[str] = set()
+        self._stored = CacheStorage()
         self._folders: set[str] = set()
         """Images that are folders, and that could be used when a rollout last needed them."""
         self._wanted = deque[ImageReference]()
@@ -141,6 +143,13 @@ class ImagePulls:
         """Return the images of which the server was told."""
         return sorted(self._ready | self._folders)
 
+    def storage(self) -> ImageStorage:
+        """Return what the images take, as last looked."""
+        room = self._cache.room
+        return ImageStorage(
+            **asdict(self._stored), evicted_layers=room.evicted_layers, evicted_bytes=room.evicted_bytes
+        )
+
     def prefetch(self, names: Sequence[str]) -> None:
         """Pull these images of registries, a few at a time. They replace those of the last call that have not begun."""
         self._wanted.clear()
@@ -200,6 +209,7 @@ class ImagePulls:
     async def _tell_changes(self) -> None:
         told = frozenset(self._ready)
         now = await asyncio.to_thread(self._cache.ready)
+        self._stored = await asyncio.to_thread(self._cache.room.storage)
         # a pull that ended during the look has told the server already: it is in neither of the two
         ready, gone = now - self._ready, told - now
         self._ready |= now

@@ -29,6 +29,13 @@ export function share(part, whole) {
   return known(part) && known(whole) && whole > 0 ? part / whole : undefined;
 }
 
+/** A number of bytes, as the command line writes it. @param {unknown} value */
+export function bytes(value) {
+  if (!known(value)) return UNKNOWN;
+  const power = [3, 2, 1].find((n) => value >= 1024 ** n) ?? 0;
+  return `${Number((value / 1024 ** power).toPrecision(4))} ${['B', 'KiB', 'MiB', 'GiB'][power]}`;
+}
+
 /** @param {unknown} seconds */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;

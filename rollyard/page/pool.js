@@ -4,7 +4,7 @@ import { OBJECTS } from './api.js';
 import { AllocationTable } from './allocation_table.js';
 import { Conditions, PoolMark, readyCount } from './conditions.js';
 import { Events, newest } from './events.js';
-import { count, decimal, duration, UNKNOWN, unix } from './format.js';
+import { bytes, count, decimal, duration, UNKNOWN, unix } from './format.js';
 import { live, object, objects } from './live.js';
 import { Loaded } from './loaded.js';
 import { usePoll } from './poll.js';
@@ -51,7 +51,7 @@ export function Pool({ route }) {
     <${Decisions} pool=${pool} />
     <${Revisions} pool=${pool} />
     <section><h2>Allocations</h2><${AllocationTable} allocations=${owned} namespace=${pool.metadata.namespace} empty="The pool has no allocation now." /></section>
-    ${kind === 'RolloutPool' && html`<${PoolProfile} pool=${pool} route=${route} /><${Images} pool=${pool} />`}
+    ${kind === 'RolloutPool' && html`<${PoolProfile} pool=${pool} route=${route} /><${Images} pool=${pool} stored=${now?.images} />`}
     <section><h2>Events</h2><${Events} events=${newest((e) => about.has(e.involvedObject.uid), 30)} /></section>
     <section><h2>Spec</h2><${TextBlock} text=${JSON.stringify(pool.spec, null, 2)} label="Spec" kind="code" /></section></div>`;
 }
@@ -106,11 +106,12 @@ function PoolProfile({ pool, route }) {
     <${Profile} conditions=${{ namespace, pool: name, since }} query=${{ ns: ns(namespace), pool: name, hours }} /></section>`;
 }
 
-/** @param {{pool: any}} props */
-function Images({ pool }) {
+/** @param {{pool: any, stored: any}} props */
+function Images({ pool, stored }) {
   const answer = usePoll('/v1/images', 30);
   const own = pool.spec.sandbox?.defaultImage;
   return html`<section><h2>Images</h2><p>Default of this pool: <code>${own ? visible(typeof own === 'string' ? own : JSON.stringify(own)) : 'none'}</code></p>
+    ${stored?.images > 0 && html`<p class="dim">The caches of its nodes have ${count(stored.images)} images of ${count(stored.layers)} layers: ${bytes(stored.bytes)}, and ${bytes(stored.unsharedBytes)} if none shared a layer.${stored.evictedLayers > 0 ? ` Evicted: ${count(stored.evictedLayers)} layers, ${bytes(stored.evictedBytes)}.` : ''}</p>`}
     <${Loaded} of=${answer} what="images">${(/** @type {any} */ d) => html`<${Missing} images=${d.missing.filter((/** @type {any} */ m) => m.namespace === pool.metadata.namespace && m.pool === pool.metadata.name)} />${(d.needed.length
       ? html`<h3>Needed now, by unfinished rollouts of all pools</h3><ul class="notes">${d.needed.map((/** @type {string} */ i) => html`<li key=${i}><code>${visible(i)}</code></li>`)}</ul>`
       : html`<p class="empty">No unfinished rollout names an image.</p>`)}`}<//></section>`;

@@ -18,7 +18,7 @@ from rollyard.api.services import Services
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.lease_time import LEASE_SECONDS
-from rollyard.core.telemetry import SANDBOXES, STAGE_WORKERS
+from rollyard.core.telemetry import IMAGE_CACHE_BYTES, IMAGE_CACHE_LAYERS, SANDBOXES, STAGE_WORKERS
 from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
@@ -164,9 +164,17 @@ class Parts:
             STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.node_agents.width, stage))
         for what in SandboxCounts.model_fields:
             SANDBOXES.labels(what).set_function(partial(self._count_sandboxes, what))
+        for what, name in (("stored", "bytes"), ("unshared", "unshared_bytes"), ("evicted", "evicted_bytes")):
+            IMAGE_CACHE_BYTES.labels(what).set_function(partial(self._count_images, name))
+        for what, name in (("stored", "layers"), ("evicted", "evicted_layers")):
+            IMAGE_CACHE_LAYERS.labels(what).set_function(partial(self._count_images, name))
 
     def _count_sandboxes(self, what: str) -> int:
         count: int = getattr(self.node_agents.sandboxes(), what)
+        return count
+
+    def _count_images(self, name: str) -> int:
+        count: int = getattr(self.node_agents.image_storage(), name)
         return count
 
     def services(self) -> Services:

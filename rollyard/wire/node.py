@@ -185,6 +185,21 @@ class SandboxCounts(WireMessage):
     """Warm sandboxes that ended without a rollout."""
 
 
+class ImageStorage(WireMessage):
+    """Space of the images in a node's cache. All node agents of a node share its cache; each counts its own evictions."""
+
+    images: Count = 0
+    layers: Count = 0
+    """Unpacked layers of these images. A layer of several images counts once."""
+    bytes: Count = 0
+    """Bytes of these layers."""
+    unshared_bytes: Count = 0
+    """Bytes that the images would take if none shared a layer."""
+    evicted_layers: Count = 0
+    """Layers that this node agent has deleted since its start, because the cache was full."""
+    evicted_bytes: Count = 0
+
+
 class Heartbeat(WireMessage):
     """Renewal of all leases in `held`.
 
@@ -196,6 +211,7 @@ class Heartbeat(WireMessage):
     widths: dict[str, int] = {}
     """Stage -> number of stage workers."""
     sandboxes: SandboxCounts = SandboxCounts()
+    images: ImageStorage = ImageStorage()
     sent_at: float = 0.0
     """Time by the node agent's monotonic clock. `Renewed` returns this value."""
     memory_shortage: str = ""

@@ -23,6 +23,7 @@ from rollyard.wire.node import (  # fmt: skip
     Hello,
     ImageChanges,
     ImageFault,
+    ImageStorage,
     KeptSandbox,
     KeptSandboxList,
     NewEndpoint,
@@ -144,8 +145,11 @@ async def test_floods_of_names_and_impossible_numbers(serving: Serve, monkeypatc
         missing = await api.store.rollouts.missing_images(found.pool)
         assert len(missing) <= 10
         counts = {"ready": -5, "warm": 10**400, "cold": 10**400, "unused": -(10**400)}
-        beat = Heartbeat(held=[], sandboxes=SandboxCounts.model_validate(counts)).model_dump_json()
+        images = ImageStorage.model_validate({"images": 10**400, "bytes": -1, "evicted_bytes": 10**400})
+        beat = Heartbeat(held=[], sandboxes=SandboxCounts.model_validate(counts), images=images).model_dump_json()
         await agent.say(beat, "not json", '{"type": "heartbeat", "held": [{"fence": "x"}]}', '{"type": "new"}')
         async with api.http.get(f"{api.url}/metrics") as answer:
             assert answer.status == 200
-            assert "rollyard_sandboxes" in await answer.text()
+            text = await answer.text()
+            assert "rollyard_sandboxes" in text
+            assert 'rollyard_image_cache_bytes{what="stored"} 0.0' in text

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from rollyard.cli.snapshot_lines import size
 from rollyard.client.kubeconfig import Context
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
@@ -265,6 +266,10 @@ async def test_a_history_becomes_spans_of_time(serving: Serve) -> None:
             ["queued", 2, 1, False], ["INIT", 1, 1, False], ["RUN", 4, 1, False],
             ["queued", 2, 1, False], ["INIT", 1, 2, False], ["RUN", 5, 2, True],
         ]  # fmt: skip
+        sizes = await page.tab.evaluate(
+            "import('/ui/format.js').then(({bytes}) => [0, 1023, 1536, 3 * 2 ** 40, undefined].map(bytes))"
+        )
+        assert sizes == [*map(size, (0, 1023, 1536, 3 << 40)), "–"]
         found = await page.tab.evaluate(
             "import('/ui/token_rows.js').then(({TokenLayout}) => {"
             " const known = {texts: {1: 'a', 5: 'b'}, bytes: {2: 'e2', 3: '96', 4: '81', 6: '81e296', 7: 'ff'}};"

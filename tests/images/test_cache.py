@@ -182,6 +182,11 @@ async def test_the_bound_deletes_the_least_recently_used_that_nobody_pins(
         os.utime(entry.path, (1000 + number, 1000 + number))
         assert sum(entry.bytes for entry in cache.entries()) <= 3 << 20
     assert {entry.name for entry in cache.entries()} == {names[0], names[3]}
+    stored = cache.room.storage()
+    assert (stored.images, stored.layers, stored.bytes) == (2, 3, cache.room.image_bytes())
+    assert stored.unshared_bytes == sum(entry.bytes for entry in cache.entries()) > stored.bytes, "they share a base"
+    assert cache.room.evicted_layers == 2
+    assert cache.room.evicted_bytes >= 2 << 20
     assert place(held, "big").exists()
     other = ImageCache(folder, CacheSettings(cache_bytes=1 << 20))
     with (

@@ -73,6 +73,17 @@ async def test_a_lease_gets_its_image_and_the_server_learns_that_it_is_there(sit
     assert front.requests.total() == asked, "what is on the node, and what is not an image of a registry, needs no pull"
 
 
+async def test_what_the_images_of_the_node_take_is_known(site: Site, registry: Pusher) -> None:
+    for name in ("one", "two"):
+        registry.image("pulls/stored", name, [BASE, gz(tar((name, bytes(9000))))])
+        await use(site, f"docker://{registry.host}/pulls/stored:{name}")
+    async with running(site.pulls.run()):
+        await until(lambda: site.pulls.storage().images)
+    stored = site.pulls.storage()
+    assert (stored.images, stored.layers, stored.evicted_layers) == (2, 3, 0)
+    assert stored.bytes == site.images.cache.room.image_bytes() < stored.unshared_bytes
+
+
 async def test_a_lease_does_not_wait_for_a_pull_that_hangs_and_others_pass_it(
     site: Site, front: Front, registry: Pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from tests.wire.samples import SAMPLES
 RULE = "wire messages only grow: keep every field under its name, and give a new one a default"
 PARTS = {
     "ImageFault",
+    "ImageStorage",
     "SandboxCounts",
     "WireMessage",
     "Identity",

@@ -17,6 +17,7 @@ from rollyard.wire.node import (
     CapacityRequest,
     Deadline,
     Drain,
+    ImageStorage,
     KeptSandbox,
     LeaseRef,
     SandboxCounts,
@@ -55,6 +56,7 @@ class ConnectedNodeAgent:
     in_hand: Mapping[Stage, int] = field(default_factory=dict)
     """Number of rollouts that the node agent holds, by stage, as last reported."""
     sandboxes: SandboxCounts = field(default_factory=SandboxCounts)
+    images: ImageStorage = field(default_factory=ImageStorage)
     memory_shortage: str = ""
     """Sentence that says why the job's memory allows fewer sandboxes than `capacity`; empty if it does not."""
     image_shortage: str = ""
@@ -145,6 +147,18 @@ class ConnectedNodeAgents:
         """Return the sum of the numbers of sandboxes of a pool's node agents, or of all."""
         counts = [agent.sandboxes for agent in self._by_holder.values() if pool is None or agent.pool == pool]
         return SandboxCounts(**{name: sum(getattr(one, name) for one in counts) for name in SandboxCounts.model_fields})
+
+    def image_storage(self, pool: PoolKey | None = None) -> ImageStorage:
+        """Return the sums over the nodes of a pool's node agents, or of all. Node agents of one node share a cache, so the
+        newest report of a node counts; evictions are counted by each node agent."""
+        agents = [agent for agent in self._by_holder.values() if pool is None or agent.pool == pool]
+        by_node = {a.identity.node: a.images for a in sorted(agents, key=lambda agent: agent.heard_at or 0.0)}
+        evicted = {"evicted_layers", "evicted_bytes"}
+        reports = {
+            name: [a.images for a in agents] if name in evicted else by_node.values()
+            for name in ImageStorage.model_fields
+        }
+        return ImageStorage(**{name: sum(getattr(one, name) for one in found) for name, found in reports.items()})
 
     def slots(self, pool: PoolKey) -> int:
         """Number of rollouts that a pool's node agents can have in INIT and RUN at once. Draining node agents are not
