@@ -188,7 +188,10 @@ class Handover:
         there is nothing to go on with. `grace`, `longest`: as of `LoopRun.suspend`."""
         if (agent := self._agent) is None:
             return False
+        began = time.monotonic()
         await (agent.suspend(grace, longest) if isinstance(agent, LoopRun) else agent.suspend(longest))
+        waited, count = time.monotonic() - began, self._saver.stored if self._saver is not None else 0
+        log.info("rollout %s leaves after %.1f s, with %d saved turns", self._lease.id, waited, count)
         return agent.ended
 
     @property
