@@ -46,6 +46,7 @@ from rollyard.api import (
     token_texts,
     tokens,
     top,
+    unread_answers,
     usage,
     weights,
     weights_transfer,
@@ -63,6 +64,7 @@ WITH_STATE = (
     listener,
     long_responses,
     costly_answers,
+    unread_answers,
     objects,
     snapshots,
     submit_body,
@@ -82,7 +84,8 @@ def routes() -> list[web.RouteDef]:
 def build(services: Services) -> web.Application:
     """Build the aiohttp application, without TLS."""
     check = auth.authenticate(services.signer, services.clock)
-    app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
+    checks = [error_status.errors_as_status, check, query_parameters.known_parameters]
+    app = web.Application(middlewares=[unread_answers.large_answers, *checks])
     app.on_response_prepare.append(end_stream_by_closing)
     app[SERVICES] = services
     for module in WITH_STATE:

@@ -15,6 +15,7 @@ from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, integer, namespace_of, seconds
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import columns_response, read_trajectory, wants_columns
+from rollyard.api.unread_answers import send_part
 from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
 from rollyard.kinds.installed_task_fields import check_tasks, offers_tools
@@ -177,7 +178,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         for group in found:
             body = await _group_body(services, group, await _rollouts_of(services, group))
             text = await asyncio.to_thread(json.dumps, body)
-            await response.write(f"id: {group.delivery}\nevent: group\ndata: {text}\n\n".encode())
+            await send_part(request, response, f"id: {group.delivery}\nevent: group\ndata: {text}\n\n".encode())
             after = body["delivery"]
         found, batch = await services.batches.groups(key, after, 1, KEEP_ALIVE_SECONDS)
     await response.write(f"event: end\ndata: {batch.model_dump_json()}\n\n".encode())

@@ -14,6 +14,7 @@ from aiohttp import web
 from rollyard.api.long_responses import is_ended_by_stop, mark_long_lived
 from rollyard.api.query_parameters import accepts, integer
 from rollyard.api.services import SERVICES
+from rollyard.api.unread_answers import send_part
 from rollyard.core.errors import Expired, Unavailable
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.event import Event
@@ -48,7 +49,7 @@ async def _changes(request: web.Request) -> web.StreamResponse:
         version = version or since  # of the first list: a change between two lists comes twice rather than never
         present += _newest(found, most) if word == Event.__name__ else found
     try:
-        await response.write(await asyncio.to_thread(_lines, "ADDED", present))
+        await send_part(request, response, await asyncio.to_thread(_lines, "ADDED", present))
         await response.write(b'{"type": "LISTED"}\n')
         watch = objects.watch(None, version)
         while True:

@@ -11,8 +11,9 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import wraps
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -56,6 +57,20 @@ class Turns:
             yield
         finally:
             self._pass_on()
+
+    async def make(self, caller: str, answer: Callable[[], Awaitable[A]]) -> A:
+        """Make an answer in a turn. Raises the errors of `take`.
+
+        The turn lasts until the answer is made, also if the caller leaves before: a thread cannot be stopped, and callers who
+        ask and leave would have any number of them at work.
+        """
+        async with self.take(caller):
+            making = asyncio.ensure_future(answer())
+            try:
+                return await asyncio.shield(making)
+            except asyncio.CancelledError:
+                await asyncio.gather(making, return_exceptions=True)
+                raise
 
     async def _wait(self, caller: str) -> None:
         own = self._waiting.get(caller, deque())
@@ -103,6 +118,7 @@ def _refusal(why: str) -> Unavailable:
 
 
 _TURNS = web.AppKey("turns", Turns)
+A = TypeVar("A")
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 
@@ -110,17 +126,16 @@ def set_up(app: web.Application) -> None:
     app[_TURNS] = Turns()
 
 
-def turn(request: web.Request) -> AbstractAsyncContextManager[None]:
-    """Return the turn of a request, as `Turns.take` does."""
-    return request.app[_TURNS].take(f"{request[CLAIMS].subject} {request.remote}")
+async def in_turn(request: web.Request, answer: Callable[[], Awaitable[web.Response]]) -> web.Response:
+    """Make an answer in a turn of the request's caller, as `Turns.make` does."""
+    return await request.app[_TURNS].make(f"{request[CLAIMS].subject} {request.remote}", answer)
 
 
 def costly(answer: Answer) -> Answer:
     """Return a handler that makes its whole answer in a turn."""
 
     @wraps(answer)
-    async def in_turn(request: web.Request) -> web.Response:
-        async with turn(request):
-            return await answer(request)
+    async def handler(request: web.Request) -> web.Response:
+        return await in_turn(request, partial(answer, request))
 
-    return in_turn
+    return handler

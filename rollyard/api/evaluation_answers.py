@@ -11,8 +11,8 @@ from typing import TypeVar
 from rollyard.kinds.base import WireModel
 
 R = TypeVar("R")
-MAX_KEPT_CHARS = 32 << 20
-"""Greatest length of all answers that are kept."""
+MAX_KEPT_BYTES = 32 << 20
+"""Greatest size of all answers that are kept."""
 
 
 class EvaluationAnswers:
@@ -22,18 +22,18 @@ class EvaluationAnswers:
     def __init__(self) -> None:
         self._one = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "evaluations")
-        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
 
-    async def get(self, key: str, read: Callable[[], Awaitable[R]], make: Callable[[R], WireModel]) -> str:
+    async def get(self, key: str, read: Callable[[], Awaitable[R]], make: Callable[[R], WireModel]) -> bytes:
         """Return the answer as JSON. `key`: everything that it follows from. `read`: reads the results; `make` makes the
         answer."""
         async with self._one:
             if (kept := self._kept.get(key)) is None:
                 results = await read()
                 loop = asyncio.get_running_loop()
-                kept = await loop.run_in_executor(self._thread, lambda: make(results).model_dump_json())
+                kept = await loop.run_in_executor(self._thread, lambda: make(results).model_dump_json().encode())
                 self._kept[key] = kept
             self._kept.move_to_end(key)
-            while sum(map(len, self._kept.values())) > MAX_KEPT_CHARS:
+            while sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
                 self._kept.popitem(last=False)
         return kept

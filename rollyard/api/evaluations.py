@@ -159,8 +159,8 @@ async def _with_tally(services: Services, key: EvaluationKey) -> tuple[StoredEva
 async def _answer(
     request: web.Request, key: object, read: Callable[[], Awaitable[R]], make: Callable[[R], WireModel]
 ) -> web.Response:
-    text = await request.app[_ANSWERS].get(repr(key), read, make)
-    return web.Response(text=text, content_type="application/json")
+    body = await request.app[_ANSWERS].get(repr(key), read, make)
+    return web.Response(body=body, content_type="application/json")
 
 
 def _not_found(key: EvaluationKey) -> NotFound:

@@ -12,7 +12,7 @@ from functools import partial
 from aiohttp import web
 
 from rollyard.core.malformed_requests import OmitMalformedRequests
-from rollyard.core.tls_server import stop_tls_server
+from rollyard.core.tls_server import limit_read_buffers, stop_tls_server
 from rollyard.core.untrusted_connections import ConnectionLimiter, TrustedConnections
 
 HANDSHAKE_SECONDS = 10.0
@@ -21,11 +21,13 @@ HEADER_SECONDS = 30.0
 LINGER_SECONDS = 1.0
 """Seconds for which the server still reads after a refusal, so that the caller can send its body and read the response."""
 READER_SECONDS = 120.0
-"""Seconds after which the kernel ends a connection whose peer takes nothing of what the server sends. Until then the server
-keeps at most one piece of a response for this peer: a record of a stream, or some KiB of a log."""
+"""Seconds after which the kernel ends a connection whose peer takes nothing of what the server sends. `unread_answers` bounds
+what the server keeps for such peers until then."""
 MAX_UNTRUSTED = 512
 """If this many connections have sent no valid token, each new connection closes the oldest of them. A connection is
 counted only after its TLS handshake."""
+WRITE_BYTES = 64 << 10
+"""Bytes that wait in a connection for its reader, and at which its answer stops. asyncio has 512 KiB."""
 BACKLOG = 1024
 
 _log = logging.getLogger(__name__)
@@ -41,8 +43,10 @@ def set_up(app: web.Application) -> None:
 
 def mark_trusted(request: web.Request) -> None:
     """Mark the caller's connection as trusted, so that new connections cannot displace it."""
-    if request.transport is not None:
-        request.config_dict[_TRUSTED_CONNECTIONS].add(request.transport)
+    trusted, transport = request.config_dict[_TRUSTED_CONNECTIONS], request.transport
+    if transport is not None and transport not in trusted:
+        transport.set_write_buffer_limits(high=WRITE_BYTES)
+        trusted.add(transport)
 
 
 async def listen(
@@ -59,6 +63,7 @@ async def listen(
 
     `preferred`: port to use if `port` is 0 and this port is free.
     """
+    limit_read_buffers()
     runner = web.AppRunner(
         app,
         shutdown_timeout=stop_seconds,

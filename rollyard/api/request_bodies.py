@@ -18,7 +18,10 @@ from rollyard.core.http_body import encoding_of, inflate, send_continue
 
 T = TypeVar("T")
 IDLE_SECONDS = 30.0
-"""Seconds without a byte after which reading ends with an error. A slow body is accepted while bytes keep arriving."""
+"""Seconds without a byte after which reading ends with an error."""
+LEAST_SECONDS, LEAST_BYTES_A_SECOND = 120.0, 16 << 10
+"""Time that each body has, and the speed at which it has to arrive beyond: large bodies share a limit of memory, and two of
+them that arrive byte by byte would keep all others waiting."""
 MAX_MESSAGE_BYTES = 256 << 10
 """Greatest size of a body that `read_message` reads."""
 SHORT_BYTES = 8 << 10
@@ -54,7 +57,8 @@ async def read_message(request: web.Request) -> Any:
 
 
 async def _read_within_limits(request: web.Request, most: int) -> bytearray:
-    data = bytearray()
+    data, loop = bytearray(), asyncio.get_running_loop()
+    began = loop.time()
     while True:
         try:
             async with asyncio.timeout(IDLE_SECONDS):
@@ -68,6 +72,10 @@ async def _read_within_limits(request: web.Request, most: int) -> bytearray:
         data += chunk
         if len(data) > most:
             raise _too_large_error(most)
+        if len(data) < (loop.time() - began - LEAST_SECONDS) * LEAST_BYTES_A_SECOND:
+            raise RequestTimeout(
+                f"the body arrives too slowly: {len(data)} bytes in {loop.time() - began:.0f} s; send it again"
+            )
 
 
 def _too_large_error(most: int) -> TooLarge:

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from pydantic_core import to_json
 
-from rollyard.api.costly_answers import costly, turn
+from rollyard.api.costly_answers import costly, in_turn
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, flag, integer, namespace_of, seconds
 from rollyard.api.queue_view import queue_view
@@ -25,6 +25,7 @@ from rollyard.api.trajectories import (
     trajectory_texts,
     wants_columns,
 )
+from rollyard.api.unread_answers import send_part
 from rollyard.core.errors import BadRequest, Expired, NotFound
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
@@ -91,8 +92,11 @@ async def _list(request: web.Request) -> web.Response:
     filter = conditions(request, limit)
     if not (filter.is_costly or total or limit > FEW):
         return await _listed(services, filter)
-    async with turn(request):
+
+    async def with_total() -> web.Response:
         return await _listed(services, filter, await services.store.rollouts.count(filter) if total else None)
+
+    return await in_turn(request, with_total)
 
 
 async def _listed(services: Services, filter: RolloutFilter, total: int | None = None) -> web.Response:
@@ -135,8 +139,11 @@ async def _get(request: web.Request) -> web.Response:
         return await columns_response(services, [record] if record.status.terminal else [], {"rollout": rollout})
     if not record.status.terminal:
         return await _json_response({"rollout": rollout, "trajectory": None})
-    async with turn(request):
+
+    async def with_trajectory() -> web.Response:
         return await _json_response({"rollout": rollout, "trajectory": await read_trajectory(services, record)})
+
+    return await in_turn(request, with_trajectory)
 
 
 @accepts("namespace")
@@ -235,13 +242,13 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         for some in portions(records):
             if columns:
                 about = {"cursors": [record.cursor for record in some]}
-                await response.write(framed(await trajectories_file(services, some, about)))
+                await send_part(request, response, framed(await trajectories_file(services, some, about)))
             else:
                 texts = await (trajectory_texts if trajectories else _view_texts)(services, some)
                 events = (
                     f"id: {r.cursor}\nevent: rollout\ndata: {text}\n\n" for r, text in zip(some, texts, strict=True)
                 )
-                await response.write("".join(events).encode())
+                await send_part(request, response, "".join(events).encode())
         if not records:
             await response.write(framed(b"") if columns else b": nothing yet\n\n")
     # An explicit end, so that a reader can tell it from a broken connection.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
-from aiohttp.payload import BytesIOPayload
 from pydantic_core import to_json
 
 from rollyard.api.services import Services
@@ -18,8 +16,7 @@ from rollyard.trajectory.columns import CONTENT_TYPE, Columns, join
 
 T = TypeVar("T")
 PORTION_BYTES = 256 << 10
-"""Stored bytes of the trajectories that a stream sends in one piece, unless one alone is larger. A much larger piece would
-block the event loop while it is encrypted."""
+"""Stored bytes of the trajectories that a stream has in memory at a time, unless one alone is larger."""
 
 
 def wants_columns(request: web.Request) -> bool:
@@ -66,12 +63,8 @@ async def trajectories_file(
 async def columns_response(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any]
 ) -> web.Response:
-    """Return a response with the file of `trajectories_file`.
-
-    The file is sent in pieces, because one large write would block the event loop.
-    """
-    data = await trajectories_file(services, records, about)
-    return web.Response(body=BytesIOPayload(BytesIO(data), content_type=CONTENT_TYPE))
+    """Return a response with the file of `trajectories_file`."""
+    return web.Response(body=await trajectories_file(services, records, about), content_type=CONTENT_TYPE)
 
 
 async def _use_columns(services: Services, records: Sequence[RolloutRecord], use: Callable[[Columns], T]) -> T:

@@ -23,7 +23,7 @@ from rollyard.api.listener import listen
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import BadRequest, RollyardError, Superseded, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
-from rollyard.core.freed_memory import keep_freed_memory
+from rollyard.core.freed_memory import keep_freed_memory, return_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.kinds.installed_task_fields import installed_models
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
+MEMORY_SECONDS = 60.0
 STOP_SECONDS = 5.0
 EPOCH_CHECK_SECONDS = 1.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -182,6 +183,7 @@ class RollyardServer:
                 tasks.create_task(part.run())
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
+            tasks.create_task(self._return_memory())
             tasks.create_task(ResultPruner(self.store, p.clock).run())
             if self.options.in_job:
                 keeper = StandbyKeeper(
@@ -215,6 +217,11 @@ class RollyardServer:
             except Unavailable as error:
                 log.warning("old events were not deleted this time: %s", error)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+    async def _return_memory(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_SECONDS)
+            await asyncio.to_thread(return_freed_memory)
 
 
 def _check_path(data: Path) -> None:

@@ -68,6 +68,20 @@ async def test_a_caller_that_goes_as_its_turn_comes_passes_it_on() -> None:
     assert order == ["b"]
 
 
+async def test_a_turn_lasts_until_the_answer_is_made_also_if_its_caller_leaves() -> None:
+    turns, order, made = Turns(1), list[str](), asyncio.Event()
+    left = asyncio.create_task(turns.make("a", made.wait))
+    other = asyncio.create_task(hold(turns, "b", order))
+    await until(lambda: turns.waiting == 1)
+    left.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (left.done(), turns.waiting) == (False, 1)
+    made.set()
+    await asyncio.wait_for(other, 60)
+    assert (left.cancelled(), order) == (True, ["b"])
+
+
 async def test_a_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costly_answers, "WAIT_SECONDS", 0.01)
     turns, order = Turns(1), list[str]()

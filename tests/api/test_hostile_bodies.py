@@ -220,6 +220,18 @@ async def test_a_slow_and_steady_body_is_taken(serving: Serve, monkeypatch: pyte
         assert found.status == 503  # no engine, but it was read
 
 
+async def test_a_body_that_arrives_byte_by_byte_is_given_up(serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_bodies, "LEAST_SECONDS", 0.2)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.05)
+
+    async with serving() as api, api.http.post(f"{api.url}/v1/rollouts", data=slowly()) as found:
+        assert (found.status, "arrives too slowly" in (await found.json())["message"]) == (408, True)
+
+
 # the listener
 
 
