@@ -1,7 +1,8 @@
 """`rollyard export rollouts` of many rollouts by a real server, to its end: rate, memory of both sides, and the file read back.
 
 The second export loses its server in the middle: it is killed with SIGKILL and started again. Each id, mask and logprob that is
-read back must equal the stored one, in the order of the ends, once each.
+read back must equal the stored one, in the order of the ends, once each. Then one server serves three exports, one after the
+other, and its memory is looked at after each.
 
     python -m bench.export [--rollouts 100000] [--tokens 400]
 """
@@ -40,6 +41,7 @@ CHUNK = 1000
 PROMPT = 50
 VOCABULARY = 150_000
 LOOK_SECONDS = 0.2
+AGAIN = 3
 REQUEST = json.dumps({"pool": "p", "task": {"kind": "math", "problem": "x" * 500, "answer": "2"}})
 
 
@@ -124,8 +126,7 @@ def export(data: Path, home: Path, output: Path, kill_at: int | None = None) -> 
     """Export everything. `kill_at`: size of the unfinished file at which the server is killed and started again."""
     found, began = Export(), time.perf_counter()
     with server(data, home) as (first, kubeconfig):
-        command = [sys.executable, "-m", "rollyard.cli.main", "export", "rollouts", "--kubeconfig", kubeconfig]
-        client = subprocess.Popen([*command, "-o", str(output)], cwd=ROOT)
+        client = _client(kubeconfig, output)
         began = time.perf_counter()
         _follow(client, first, found, output, kill_at)
         assert (client.poll() is None) == (kill_at is not None), "the export ended before its server could be killed"
@@ -137,6 +138,21 @@ def export(data: Path, home: Path, output: Path, kill_at: int | None = None) -> 
     found.seconds, found.bytes = time.perf_counter() - began, output.stat().st_size
     assert client.wait() == 0
     return found
+
+
+def export_again(data: Path, home: Path, output: Path) -> list[float]:
+    """Export everything by one server, again and again. Return the server's memory at the beginning and after each export."""
+    with server(data, home) as (serving, kubeconfig):
+        megabytes = [resident_mb(serving.pid)]
+        for _ in range(AGAIN):
+            assert _client(kubeconfig, output).wait() == 0
+            megabytes.append(resident_mb(serving.pid))
+    return megabytes
+
+
+def _client(kubeconfig: str, output: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "rollyard.cli.main", "export", "rollouts", "--kubeconfig", kubeconfig]
+    return subprocess.Popen([*command, "-o", str(output)], cwd=ROOT)
 
 
 def _follow(
@@ -209,6 +225,8 @@ def main() -> None:
         killed = export(data, home, output, kill_at=whole.bytes // 3)
         check(output, given.rollouts, given.tokens)
         show("with a server that is killed in the middle", killed, given.rollouts)
+        after = ", ".join(f"{one:.0f}" for one in export_again(data, home, output))
+        print(f"MB of one server at its beginning and after each of {AGAIN} exports: {after}", flush=True)
     print(f"load average of the last minute: {os.getloadavg()[0]:.0f}, with these processes")
 
 

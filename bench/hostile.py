@@ -1,9 +1,9 @@
-"""Hostile callers beside 100,000 rollouts: how long others wait meanwhile, and how late the server's event loop is.
+"""Hostile callers beside 100,000 rollouts: how long others wait meanwhile, how late the server's event loop is, and its memory.
 
 The server is that of `bench.page_site`, in a process of its own. The hostile callers have a token and an address of their own,
 and so has the caller beside them, the canary: it asks /healthz, lists 20 rollouts, submits one, and searches.
 
-    python -m bench.hostile [--rollouts 100000] [--seconds 20] [--data FOLDER]
+    python -m bench.hostile [--rollouts 100000] [--seconds 20] [--data FOLDER] [--where]
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
+import math
 import os
 import random
 import socket
@@ -20,10 +22,13 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -38,7 +43,8 @@ from rollyard.trajectory.columns import CONTENT_TYPE
 
 HOSTILE, CANARY = "127.0.0.2", "127.0.0.1"
 CALLERS, SLOW, UNREAD = 1000, 200, 50
-TICK_SECONDS, PAUSE_SECONDS, BEGIN_SECONDS = 0.005, 0.05, 3.0
+TICK_SECONDS, PAUSE_SECONDS, BEGIN_SECONDS, GONE_SECONDS, LATE_SECONDS = 0.005, 0.05, 3.0, 3.0, 0.04
+MOST_STACKS, FRAMES = 12, 5
 COSTLY = (
     "/v1/rollouts?prefix=g7&sort=-reward&limit=500", "/v1/rollouts?kind=swe&sort=tokens&total=true",
     "/v1/rollouts?metadata=%7B%22split%22%3A%22train%22%7D&sort=-ended", "/v1/rollouts/summary?by=task&limit=2000",
@@ -64,16 +70,80 @@ class LateServer(BusyServer):
         """Change nothing: only the callers make work."""
 
     async def _tell(self) -> None:
-        late, busy, lines = list[float](), list[float](), _lines()
-        line = asyncio.ensure_future(anext(lines))
-        while True:
-            began, cpu = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(TICK_SECONDS)
-            late.append(time.perf_counter() - began - TICK_SECONDS)
-            busy.append(time.thread_time() - cpu)
-            if line.done():
-                print(json.dumps([late, busy]), flush=True)
-                late, busy, line = [], [], asyncio.ensure_future(anext(lines))
+        ticks, lines = list[list[float]](), _lines()
+        line, before, searches = asyncio.ensure_future(anext(lines)), _spent(), GarbageSearches()
+        gc.callbacks.append(searches)
+        with _stacks_of_late_loops() if "--where" in sys.argv else contextlib.nullcontext(Stacks()) as stacks:
+            while True:
+                stacks.began = time.perf_counter()
+                await asyncio.sleep(TICK_SECONDS)
+                now = _spent()
+                seconds, cpu, core = (b - a for a, b in zip(before, now, strict=True))
+                ticks.append([seconds - TICK_SECONDS, cpu, core])
+                before = now
+                if line.done():
+                    print(json.dumps([ticks, searches.seconds, stacks.seen.most_common(MOST_STACKS)]), flush=True)
+                    ticks, line = [], asyncio.ensure_future(anext(lines))
+                    searches.seconds.clear()
+                    stacks.seen.clear()
+
+
+def _spent() -> tuple[float, float, float]:
+    """Seconds of the clock, of this thread on a core, and of its waits for a core."""
+    cpu, waits, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return time.perf_counter(), int(cpu) / 1e9, int(waits) / 1e9
+
+
+class GarbageSearches:
+    """Searches for garbage among all objects, which stop all threads."""
+
+    def __init__(self) -> None:
+        self.seconds = list[float]()
+        self._began = 0.0
+
+    def __call__(self, phase: str, about: dict[str, int]) -> None:
+        if about["generation"] == 2 and phase == "start":
+            self._began = time.perf_counter()
+        elif about["generation"] == 2:
+            self.seconds.append(time.perf_counter() - self._began)
+
+
+@dataclass
+class Stacks:
+    """Places where the threads were while the event loop was late -> number of looks."""
+
+    seen: Counter[str] = field(default_factory=Counter)
+    began: float = math.inf
+    """Time of the last tick."""
+
+
+@contextlib.contextmanager
+def _stacks_of_late_loops() -> Iterator[Stacks]:
+    """Look at all threads every 10 ms while the loop of this thread is late."""
+    found, ended, loop = Stacks(), threading.Event(), threading.get_ident()
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            if time.perf_counter() - found.began > LATE_SECONDS:
+                for thread, frame in sys._current_frames().items():
+                    if thread != threading.get_ident():
+                        found.seen[("loop: " if thread == loop else "thread: ") + _place(frame)] += 1
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        looking.join()
+
+
+def _place(frame: FrameType | None) -> str:
+    found = list[str]()
+    while frame is not None and len(found) < FRAMES:
+        found.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(found)
 
 
 def serve(data: Path) -> None:
@@ -139,13 +209,13 @@ class Hostile:
         await self._many(CALLERS, lambda http, rng: self._ask(http, rng, waits=False))
 
     async def slow(self) -> None:
-        """200 callers ask for large answers and hardly read, in each second another 1 KiB."""
+        """200 callers ask for large answers and hardly read, in each second another byte."""
 
         async def read(http: aiohttp.ClientSession, rng: random.Random) -> None:
             path = rng.choice((f"/v1/rollouts/{LONG}", "/v1/rollouts?limit=5000", UNENDING))
             async with http.get(self.context.url + path, read_bufsize=1024) as answer:
                 self.told[str(answer.status)] += 1
-                while await answer.content.read(1024):
+                while await answer.content.read(1):
                     await asyncio.sleep(1)
 
         await self._many(SLOW, read)
@@ -161,7 +231,8 @@ class Hostile:
         async def export() -> None:
             async with AsyncClient(kubeconfig=self.kubeconfig) as client:
                 while True:
-                    found = [len(columns) async for _, columns in client.stream_columns(only_present=True)]
+                    upto, _ = await client.newest_cursor()
+                    found = [len(columns) async for _, columns in client.stream_columns(upto=upto)]
                     self.told[f"an export of {sum(found)} rollouts"] += 1
 
         async with asyncio.TaskGroup() as tasks:
@@ -213,17 +284,28 @@ class Hostile:
 def spread(seconds: Sequence[float]) -> str:
     ordered = sorted(seconds)
     return "/".join(
-        f"{1000 * ordered[min(len(ordered) * share // 100, len(ordered) - 1)]:.0f}" for share in (50, 99, 100)
+        f"{1000 * ordered[min(len(ordered) * share // 100, len(ordered) - 1)]:.0f}" for share in (50, 95, 100)
     )
 
 
-async def measure(data: Path, seconds: float, names: Sequence[str]) -> None:
-    server = await _run("--serve", "--data", str(data), home=data.parent)
+async def greatest_memory(pid: int, found: list[float]) -> None:
+    """Keep the greatest memory of a process in `found`, in MB."""
+    while True:
+        found[:] = [max(resident_mb(pid), *found)]
+        await asyncio.sleep(0.2)
+
+
+async def measure(data: Path, seconds: float, names: Sequence[str], *, where: bool) -> None:
+    server = await _run("--serve", "--data", str(data), *(["--where"] if where else []), home=data.parent)
     try:
         kubeconfig = Path(json.loads(await _line(server))["kubeconfig"])
-        print("median/p99/greatest in ms; CPU: share of a core of the server; MB: its memory at the end")
+        print(
+            "median/p95/greatest in ms; CPU: share of a core of the server; MB: its memory before, at most, and afterwards"
+        )
         for name in names:
-            hostile = Hostile(kubeconfig)
+            hostile, megabytes = Hostile(kubeconfig), resident_mb(server.pid)
+            most = [megabytes]
+            looking = asyncio.create_task(greatest_memory(server.pid, most))
             under_way = asyncio.create_task(getattr(hostile, name)())
             await asyncio.sleep(BEGIN_SECONDS)
             beside = await _run("--watch", str(kubeconfig), home=data.parent)
@@ -233,14 +315,23 @@ async def measure(data: Path, seconds: float, names: Sequence[str]) -> None:
             await asyncio.sleep(seconds)
             taken = json.loads(await _line(beside, "\n"))
             share = (cpu_seconds(server.pid) - before) / (time.perf_counter() - began)
-            late, busy = json.loads(await _line(server, "\n"))
+            ticks, searches, stacks = json.loads(await _line(server, "\n"))
             under_way.cancel()
             await asyncio.gather(under_way, return_exceptions=True)
             await beside.wait()
+            await asyncio.sleep(GONE_SECONDS)
+            looking.cancel()
             waited = ", ".join(f"{what} {spread(values)}" for what, values in taken.items())
-            own = f"its own CPU time {spread(busy)}"
-            print(f"{name}: loop late {spread(late)}, {own}; {waited}; CPU {share:.0%}, {resident_mb(server.pid):.0f} MB, "
+            late, busy, _ = zip(*ticks, strict=True)
+            longest, cpu, core = (1000 * value for value in max(ticks))
+            own = f"its own CPU time {spread(busy)}, longest gap {longest:.0f}: CPU {cpu:.0f}"
+            print(f"{name}: loop late {spread(late)}, {own}, "
+                  f"waits for a core {core:.0f}; {len(searches)} searches for garbage, "
+                  f"longest {1000 * max(searches, default=0):.0f}; {waited}; CPU {share:.0%}, "
+                  f"{megabytes:.0f}, {most[0]:.0f}, {resident_mb(server.pid):.0f} MB, "
                   f"load {os.getloadavg()[0]:.0f}; {dict(hostile.told.most_common(5))}", flush=True)  # fmt: skip
+            for place, looks in stacks:
+                print(f"  {looks} {place}", flush=True)
     finally:
         server.terminate()
         await server.wait()
@@ -269,6 +360,9 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=20.0)
     options.add_argument("--scenes", nargs="+", choices=scenes, default=scenes)
     options.add_argument("--data", type=Path, help="a folder of an earlier run")
+    options.add_argument(
+        "--where", action="store_true", help="print where the threads were while the event loop was late"
+    )
     options.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -281,7 +375,7 @@ def main() -> None:
         data = given.data or Path(folder, "data")
         if not data.exists():
             asyncio.run(store_rollouts(data, given.rollouts, 0))
-        asyncio.run(measure(data, given.seconds, given.scenes))
+        asyncio.run(measure(data, given.seconds, given.scenes, where=given.where))
 
 
 if __name__ == "__main__":

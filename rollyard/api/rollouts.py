@@ -53,6 +53,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/rollouts", _list),
         web.get("/v1/rollouts/counts", _counts),
         web.get("/v1/rollouts/summary", _summary),
+        web.get("/v1/rollouts/cursor", _cursor),
         web.get("/v1/rollouts/stream", _stream),
         web.get("/v1/rollouts/{id}", _get),
         web.get("/v1/rollouts/{id}/history", _history),
@@ -213,23 +214,32 @@ async def _counts(request: web.Request) -> web.Response:
     return web.json_response(counts)
 
 
-@accepts("namespace", "pool", "group", "after", "trajectories", "present")
+@accepts()
+async def _cursor(request: web.Request) -> web.Response:
+    """Read the newest cursor of all namespaces, and the time at which it was read."""
+    services = request.app[SERVICES]
+    now = services.clock.time()  # before the cursor, so that what had ended by then is in
+    return web.json_response({"cursor": await services.store.rollouts.newest_cursor(), "time": now})
+
+
+@accepts("namespace", "pool", "group", "after", "upto", "trajectories")
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Send ended rollouts, each as a server-sent event, beginning after the cursor in `after` or Last-Event-ID.
 
-    In the format of columns, the rollouts that are there are files of one or more, each preceded by its length. `present=true`:
-    end the answer when it has all rollouts that have ended, with an event `end`, or a file without samples.
+    In the format of columns, the rollouts that are there are files of one or more, each preceded by its length. `upto`: cursor
+    after which the answer ends, with an event `end`, or a file without samples.
     """
     services, query = request.app[SERVICES], request.query
     after = integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")
-    if after > (newest := await services.store.rollouts.newest_cursor()):
+    upto = integer(request, "upto", 0) if "upto" in query else None
+    if (furthest := max(after, upto or 0)) > (newest := await services.store.rollouts.newest_cursor()):
         raise Expired(
-            f"cursor {after} is ahead of the newest one, {newest}. If a backup was restored, stream again "
+            f"cursor {furthest} is ahead of the newest one, {newest}. If a backup was restored, stream again "
             "from 0, and skip the ids that you already have"
         )
-    trajectories, present = flag(request, "trajectories"), flag(request, "present")
+    trajectories = flag(request, "trajectories")
     columns = trajectories and wants_columns(request)
     mark_long_lived(request)
     kind = CONTENT_TYPE if columns else "text/event-stream"
@@ -237,7 +247,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     await response.write(framed(b"") if columns else b": rollouts\n\n")
     scope = (namespace_of(request), query.get("group"), query.get("pool"))
-    found = services.rollouts.ends.stream(after, *scope, KEEP_ALIVE_SECONDS, only_present=present)
+    found = services.rollouts.ends.stream(after, *scope, KEEP_ALIVE_SECONDS, upto=upto)
     async for records in found:
         for some in portions(records):
             if columns:

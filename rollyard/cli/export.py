@@ -19,6 +19,7 @@ from rollyard.cli.options import with_client
 from rollyard.cli.rollout_lists import conditions, explain_nothing, searched
 from rollyard.cli.written_file import say, written_file
 from rollyard.client.async_client import AsyncClient
+from rollyard.core.clock import as_text
 from rollyard.core.errors import BadRequest, NotFound, Unavailable
 from rollyard.kinds.rollout import CHECK
 
@@ -70,7 +71,8 @@ async def rollouts(
     output: str,
     **given: Any,
 ) -> None:
-    """Write rollouts that have ended so far, except checks of tasks: all, those of these ids, or those that match.
+    """Write rollouts that had ended when the command began, except checks of tasks: all, those of these ids, or those that
+    match.
 
     All rollouts, and those of a pool, group, status or prefix, are in the order of their ends. With other conditions they
     are in the order of their submits, and each is read by itself.
@@ -78,8 +80,12 @@ async def rollouts(
     asked = conditions(given)
     if ids and any(asked.values()):
         raise click.UsageError("name rollouts by id, or by conditions, not both")
-    found = _of_ids(client, namespace, ids) if ids else _matching(client, namespace, asked)
-    if not await _write(found, form, output, limit):
+    if ids:
+        await _write(_of_ids(client, namespace, ids), form, output, limit)
+        return
+    upto, at = await client.newest_cursor()
+    told = f", of those that had ended by {as_text(at)}"
+    if not await _write(_matching(client, namespace, asked, upto), form, output, limit, told):
         await explain_nothing(client, namespace, given)
 
 
@@ -91,19 +97,22 @@ async def _of_ids(client: AsyncClient, namespace: str, ids: Sequence[str]) -> As
         yield columns
 
 
-async def _matching(client: AsyncClient, namespace: str, asked: Mapping[str, Any]) -> AsyncGenerator[Columns]:
+async def _matching(
+    client: AsyncClient, namespace: str, asked: Mapping[str, Any], upto: int
+) -> AsyncGenerator[Columns]:
+    """Yield the rollouts that match and have at most the cursor `upto`. Those that end meanwhile are left out."""
     statuses, prefix = asked["status"], asked["search"].get("prefix", "")
     if asked["metadata"] or asked["suspicious"] or asked["search"].keys() - {"prefix"}:
         async with contextlib.aclosing(client.rollouts(namespace, **asked)) as views:
             async for view in views:
-                if view.status.terminal and view.mode != CHECK:
+                if view.cursor is not None and view.cursor <= upto and view.mode != CHECK:
                     columns = None
                     with contextlib.suppress(NotFound):  # deleted since
                         _, columns = await client.rollout_columns(view.id, namespace)
                     if columns is not None:
                         yield columns
         return
-    stream = client.stream_columns(namespace, pool=asked["pool"], group=asked["group"], only_present=True)
+    stream = client.stream_columns(namespace, pool=asked["pool"], group=asked["group"], upto=upto)
     async with contextlib.aclosing(stream) as found:
         async for _, columns in found:
             wanted = [s["id"].startswith(prefix) and (not statuses or s["status"] in statuses) for s in columns.samples]
@@ -212,9 +221,11 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {k: json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for k, v in row.items()}
 
 
-async def _write(found: AsyncGenerator[Columns], form: str | None, output: str, limit: int | None = None) -> int:
-    """Write the rollouts, and return their number. The generators end before the event loop does, also if a reader closes
-    its end of a pipe."""
+async def _write(
+    found: AsyncGenerator[Columns], form: str | None, output: str, limit: int | None = None, told: str = ""
+) -> int:
+    """Write the rollouts, tell their number (with `told`), and return it. The generators end before the event loop does, also
+    if a reader closes its end of a pipe."""
     form, count = _form_of(form, output), 0
     async with contextlib.aclosing(found):
         with _opened(form, output) as target:
@@ -227,7 +238,7 @@ async def _write(found: AsyncGenerator[Columns], form: str | None, output: str, 
                     say(f"{count} rollouts so far")
                 if limit is not None and count >= limit:
                     break
-    say(f"{count} rollouts written")
+    say(f"{count} rollouts written{told}")
     return count
 
 

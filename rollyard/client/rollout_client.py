@@ -315,6 +315,11 @@ class RolloutClient(ApiClient):
         found = {t.id: t async for t in self.as_completed(dict.fromkeys(ids), namespace)}
         return [found[id] for id in ids]
 
+    async def newest_cursor(self) -> tuple[int, float]:
+        """Return the cursor of the rollout that ended last in all namespaces, and the server's time (Unix seconds)."""
+        found = await self._http.json("GET", "/v1/rollouts/cursor")
+        return int(found["cursor"]), float(found["time"])
+
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncGenerator[tuple[int, Trajectory]]:
@@ -336,18 +341,17 @@ class RolloutClient(ApiClient):
         pool: str | None = None,
         group: str | None = None,
         after: int = 0,
-        only_present: bool = False,
+        upto: int | None = None,
     ) -> AsyncGenerator[tuple[int, Columns]]:
         """Do the same as `stream`, with trajectories as arrays: one or more rollouts at a time, and the cursor of the last one.
-        `columns.about["cursors"]` has the cursor of each. `only_present`: stop after the last rollout that has ended."""
+        `columns.about["cursors"]` has the cursor of each. `upto`: stop after this cursor."""
         from rollyard.client import rollout_answers
         from rollyard.trajectory.columns import CONTENT_TYPE
 
         backoff = Backoff()
         while True:
-            query = self._http.query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
-            if only_present:
-                query["present"] = "true"
+            last = None if upto is None else str(upto)
+            query = self._http.query(namespace, pool=pool, group=group, after=str(after), upto=last, trajectories="1")
             try:
                 async with (
                     self._http.stream(
@@ -360,7 +364,7 @@ class RolloutClient(ApiClient):
                         if columns is None:
                             continue
                         if not len(columns):
-                            return  # the server's last file, which it sends only if it was asked for the present ones
+                            return  # the server's last file, which it sends only up to a cursor
                         after = columns.about["cursors"][-1]
                         yield after, columns
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):

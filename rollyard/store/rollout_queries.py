@@ -114,13 +114,15 @@ class RolloutQueries:
         return rollout_search.ends_by_node(self._db, namespace, since)
 
     def finished(
-        self, after: int, limit: int, namespace: str | None = None, group: str | None = None
+        self, after: int, limit: int, namespace: str | None = None, group: str | None = None, upto: int | None = None
     ) -> list[RolloutRecord]:
-        """Return terminal records after this cursor, in order of the cursor."""
+        """Return terminal records after this cursor, and up to the cursor `upto`, in order of the cursor."""
         where, values = _where(namespace=namespace, group=group)
         index = "rollouts_finished" if namespace is None or group is None else "rollouts_finished_group"
-        query = f"{row_codec.select(index)} WHERE {where} AND cursor IS NOT NULL AND cursor > ? ORDER BY cursor LIMIT ?"
-        return [row_codec.from_row(r) for r in self._db.execute(query, [*values, after, limit])]
+        where += " AND cursor IS NOT NULL AND cursor > ?" + (" AND cursor <= ?" if upto is not None else "")
+        values += [after] if upto is None else [after, upto]
+        query = f"{row_codec.select(index)} WHERE {where} ORDER BY cursor LIMIT ?"
+        return [row_codec.from_row(r) for r in self._db.execute(query, [*values, limit])]
 
     def newest_seq(self) -> int:
         """Return the seq of the newest rollout; 0 if there is no rollout."""

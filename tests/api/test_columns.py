@@ -130,7 +130,7 @@ async def test_a_stream_has_each_end_once_with_its_cursor(
     async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         for id in ("a", "b", "c", "d"):
             await uploads.result(await leased(api, id), evolve(RUN.outcome, reward=0.5))
-        found = [pair async for pair in client.stream_columns(group="g", after=1, only_present=True)]
+        found = [pair async for pair in client.stream_columns(group="g", after=1, upto=4)]
         assert [columns.about["cursors"] for _, columns in found] == files
         assert [cursor for cursor, _ in found] == [cursors[-1] for cursors in files]
         assert [sample["id"] for sample in join([columns for _, columns in found]).samples] == ["b", "c", "d"]

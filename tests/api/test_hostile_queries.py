@@ -38,7 +38,7 @@ ASKED = {
     "/v1/nodes": ("namespace", "since"),
     "/v1/rollouts": (*SEARCHED, "sort", "after"),
     "/v1/rollouts/summary": (*SEARCHED, "by"),
-    "/v1/rollouts/stream": ("after", "trajectories", "present"),
+    "/v1/rollouts/stream": ("after", "upto", "trajectories"),
     "/v1/rollouts/r/snapshots/1": ("namespace",),
     "/v1/rollouts/r/tokens": ("namespace",),
 }
@@ -52,6 +52,7 @@ WORDS = {
     "/v1/rollouts?pool=a&pool=b": "the query parameter pool was given more than once",
     "/v1/rollouts/summary?by=metadata.": "by must be one of reason, kind, pool, status, mode, group, task, or metadata.NAME",
     "/v1/rollouts/stream?after=99": "cursor 99 is ahead of the newest one",
+    "/v1/rollouts/stream?upto=98": "cursor 98 is ahead of the newest one",
     "/v1/evaluations/e/comparison": "name the evaluation to compare with: `with`",
     "/v1/evaluations/none": "evaluation 'none' not found in namespace 'default'",
     "/v1/evaluations/e?namespace=other": "evaluation 'e' not found in namespace 'other'",

@@ -25,7 +25,7 @@ async def test_an_unknown_parameter_is_refused_with_what_there_is(serving: Serve
         assert status == 400
         assert told["message"] == (
             "there is no query parameter 'ids' at GET /v1/rollouts/stream; "
-            "it accepts namespace, pool, group, after, trajectories, present"
+            "it accepts namespace, pool, group, after, upto, trajectories"
         )
         status, told = await get(api, "/v1/rollouts?grup=g")
         assert (status, "did you mean `group`?" in told["message"]) == (400, True)

@@ -48,16 +48,15 @@ class RolloutEnds:
         pool: str | None,
         idle_seconds: float,
         *,
-        only_present: bool = False,
+        upto: int | None = None,
     ) -> AsyncIterator[Sequence[RolloutRecord]]:
         """Yield terminal records after this cursor, without checks, as many at a time as there are, up to MOST_AT_ONCE: for
-        ever, or, with `only_present`, until there is no further one. Yield none whenever `idle_seconds` pass without a
-        record."""
+        ever, or up to the cursor `upto`. Yield none whenever `idle_seconds` pass without a record."""
         loop = asyncio.get_running_loop()
         due = loop.time() + idle_seconds
         while True:
             ended = self._ended
-            rows = await self._store.finished(after, MOST_AT_ONCE, namespace, group)
+            rows = await self._store.finished(after, MOST_AT_ONCE, namespace, group, upto)
             found = [record for record in rows if record.mode != CHECK and pool in (None, record.pool)]
             if found or loop.time() >= due:  # due also after rows that yield nothing
                 yield found
@@ -66,7 +65,7 @@ class RolloutEnds:
                 assert rows[-1].cursor is not None
                 after = rows[-1].cursor
             else:
-                if only_present:
+                if upto is not None:
                     return
                 await wait_or_timeout(ended, due - loop.time())
 
