@@ -1,4 +1,4 @@
-"""What a page keeps of earlier drawings: nothing, however long it is open."""
+"""Memory of a page: earlier drawings are freed, however long it is open."""
 
 from __future__ import annotations
 
