@@ -4,7 +4,7 @@
 
 Server, node agent and sandboxes are real; a scripted model has the turns. The first turn makes a tree of files of 4 KB. Each
 further one changes three of its files, compiles a folder of it and waits for `--seconds`, as a run of tests would. A round is
-`--at-once` rollouts of one kind, and then as many of the other kind.
+`--at-once` rollouts of one kind, and then as many of the other kind. A first one, of `never`, does not count.
 
 The ratio compares the seconds of RUN. The share of snapshots is what the rollouts waited for them, as the node agent measured
 it. CPU seconds are those of the server and the node agent without sandboxes. Unlike the ratio they hardly depend on what else
@@ -105,8 +105,9 @@ async def measure(yard: Yard, client: AsyncClient, options: argparse.Namespace) 
     cpu = dict.fromkeys(WAYS, 0.0)
     spent, count, most = 0.0, 0.0, dict[str, int]()
     print(f"{'round':>6}{'auto, s':>9}{'never, s':>10}{'ratio':>8}{'node agent, MiB':>17}")
+    await round_of(yard, client, "never", 0, options.at_once)
     async with running(watch_bytes(client, most)):
-        for number in range(options.rounds):
+        for number in range(1, options.rounds + 1):
             for way in WAYS if number % 2 == 0 else WAYS[::-1]:
                 before = cpu_seconds(yard)
                 ended = await round_of(yard, client, way, number, options.at_once)
@@ -116,7 +117,7 @@ async def measure(yard: Yard, client: AsyncClient, options: argparse.Namespace) 
                 spent += sum(one.metrics.get("resume_snapshot_seconds", 0.0) for one in ended)
                 count += sum(one.metrics.get("resume_snapshots", 0.0) for one in ended)
             auto, never = (statistics.mean(seconds[way][-options.at_once :]) for way in WAYS)
-            print(f"{number + 1:>6}{auto:>9.1f}{never:>10.1f}{auto / never:>8.3f}{peak_mib(yard):>17.0f}", flush=True)
+            print(f"{number:>6}{auto:>9.1f}{never:>10.1f}{auto / never:>8.3f}{peak_mib(yard):>17.0f}", flush=True)
     auto, never = (sum(seconds[way]) for way in WAYS)
     print(f"all: ratio {auto / never:.3f}; snapshots: {count:g}, {spent / auto:.2%} of RUN's seconds")
     each = [f"{cpu[way] / (options.rounds * options.at_once):.2f} ({way})" for way in WAYS]

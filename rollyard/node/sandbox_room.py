@@ -72,7 +72,7 @@ def memory_shortage(sandbox_bytes: int, room: int, places: int) -> str:
     if room >= places:
         return ""
     words = (
-        f"has memory for {room} of {places} sandboxes: its job has {whole_memory() / (1 << 30):.1f} GiB of memory, and each "
+        f"has memory for {room} of {places} sandboxes: it has {whole_memory() / (1 << 30):.1f} GiB of memory, and each "
         f"sandbox may take {sandbox_bytes / (1 << 30):.1f} GiB"
     )
     log.warning("this node agent %s; beyond their least widths the stages get no more workers", words)

@@ -53,7 +53,7 @@ export const OneTurn = memo((/** @type {{version?: string, turn: any, number: nu
     ${said && html`<section class="said"><h4>Assistant</h4><${TextBlock} text=${said} label="Answer" /></section>`}
     ${!said && !thoughts && !calls.length && html`<section class="said"><h4>Assistant</h4><p class="dim">${turn.text ? 'Only white space.' : 'An empty turn.'}</p></section>`}
     ${calls.map((/** @type {any} */ call, /** @type {number} */ i) => html`<${Call} key=${i} call=${call} result=${results[i]} failed=${turn.failed_calls?.includes(i)} />`)}
-    ${results.slice(calls.length).map((/** @type {string} */ text, /** @type {number} */ i) => html`<section class="result" key=${`r${i}`}><h4>Answer to the turn</h4><${TextBlock} text=${text} label="Answer to the turn" /></section>`)}
+    ${results.slice(calls.length).map((/** @type {string} */ text, /** @type {number} */ i) => html`<section class="result" key=${`r${i}`}><h4>Answer to the turn${turn.failed_calls?.includes(calls.length + i) && html` <${Mark} tone="warn" word="failed" />`}</h4><${TextBlock} text=${text} label="Answer to the turn" /></section>`)}
     ${(turn.observation !== null && turn.observation !== undefined || known(turn.reward)) && html`<section class="result"><h4>Environment${known(turn.reward) ? `, reward ${decimal(turn.reward)}` : ''}</h4>
       <${TextBlock} text=${turn.observation ?? ''} label="Observation" /></section>`}
   </li>`;

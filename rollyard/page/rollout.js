@@ -116,6 +116,7 @@ function Head({ t, namespace }) {
   }
   return html`<${Facts} pairs=${pairs} />
     ${v.waiting && html`<p class="problem">${message(v.waiting)}</p>`}
+    ${t.sample && html`<p class="dim">A file to send: <code>rollyard export html${option(v.namespace)} ${v.id} -o rollout.html</code></p>`}
     ${v.error && !t.sample && html`<p class="problem">${v.error.reason}: ${visible(v.error.message)}</p>`}
     ${v.kept && html`<p>The sandbox of its failed attempt is kept on ${v.kept.node} until <${Time} at=${v.kept.until} />: <code>rollyard exec${option(v.namespace)} ${v.id}</code> looks into it.</p>`}`;
 }

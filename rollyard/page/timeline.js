@@ -3,7 +3,7 @@
 import { clock, duration, timeOfDay } from './format.js';
 import { link, ns } from './route.js';
 import { message } from './visible_text.js';
-import { html, memo } from './view.js';
+import { html, memo, useLayoutEffect, useRef } from './view.js';
 
 const [W, LANE, LEFT, TOP] = [1200, 20, 190, 20];
 /** Colour of a job that was ready once. @type {Record<string, string>} */
@@ -17,13 +17,18 @@ const place = (at, from, to) => LEFT + (Math.min(Math.max(at, from), to) - from)
 
 /** @param {{spans: Followed[], from: number, to: number, now: number}} props */
 export function Timeline({ spans, from, to, now }) {
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  useLayoutEffect(() => { // in a narrow window, the present is in sight
+    const element = /** @type {HTMLElement} */ (box.current);
+    element.scrollLeft = place(now, from, to) / W * element.scrollWidth - element.clientWidth * 0.7;
+  }, []);
   const px = (/** @type {number} */ at) => place(at, from, to);
   const height = TOP + spans.length * LANE + 6;
   const step = STEPS.find((s) => (to - from) / s <= 9) ?? 604800;
   const zone = new Date(from * 1000).getTimezoneOffset() * 60;
   const ticks = [];
   for (let t = Math.ceil((from - zone) / step) * step + zone; t < to; t += step) ticks.push(t);
-  return html`<figure class="timeline"><div class="scroll" tabindex="0" role="region" aria-label="Time axis of allocations">
+  return html`<figure class="timeline"><div class="scroll" ref=${box} tabindex="0" role="region" aria-label="Time axis of allocations">
     <svg viewBox="0 0 ${W} ${height}" role="group" aria-label=${`${spans.length} allocations from ${clock(from)} to ${clock(to)}; the table below has the same`}>
       ${ticks.map((t) => html`<g key=${t}><line class="grid" x1=${px(t)} x2=${px(t)} y1=${TOP - 4} y2=${height} /><text x=${px(t)} y=${TOP - 8} text-anchor="middle">${step >= 86400 ? clock(t).slice(5, 10) : clock(t).slice(11, 16)}</text></g>`)}
       ${spans.map((s, i) => html`<g key=${`${s.name}/${s.job}`} transform=${`translate(0 ${TOP + i * LANE})`}><${Lane} s=${s} from=${from} to=${to} now=${now} /></g>`)}

@@ -43,6 +43,7 @@ function Grid({ t, known, by, turn, linkTo }) {
   const [ink, setInk] = useState(/** @type {TokenInk | null} */ (null));
   const [width, setWidth] = useState(0);
   const [chosen, setChosen] = useState(-1);
+  const [, setLaid] = useState(0);
   const wanted = useRef(-1); // a token that comes into sight as soon as it is laid out
   const layout = useMemo(() => new TokenLayout(t.ids, known, t.segments, width), [t, known, width]);
   const paper = useMemo(() => ink && new TokenPaper(t, layout, by, ink), [t, layout, by, ink]);
@@ -100,6 +101,7 @@ function Grid({ t, known, by, turn, linkTo }) {
       layout.more();
       draw();
       if (!layout.whole) timer = setTimeout(lay);
+      else setLaid((n) => n + 1); // texts that were not known when this was drawn
     };
     lay();
     return () => clearTimeout(timer);

@@ -175,7 +175,7 @@ class SegmentBuilder:
     def difference(
         self, rendered: str, marked: MarkedRendering | None, sampled: Sequence[SampledMessage]
     ) -> tuple[BreakCause, str]:
-        """Return why a rendering does not continue this segment, as a cause and an explanation for people."""
+        """Return why a rendering does not continue this segment, as a cause and words for people, which count turns from 1."""
         assert self.last is not None
         then = self.rendered + self.last.turn.text + self.last.turn.end
         pairs = enumerate(zip(then, rendered, strict=False))
@@ -183,7 +183,7 @@ class SegmentBuilder:
         place = next((placed for placed in self.turns if same < placed.end), self.turns[-1])
         number, inside = place.number, same >= place.start
         old, new = then[same : same + QUOTED], rendered[same : same + QUOTED]
-        where = f"{'in' if inside else 'before'} turn {number}, after {then[max(same - QUOTED, 0) : same]!r}, "
+        where = f"{'in' if inside else 'before'} turn {number + 1}, after {then[max(same - QUOTED, 0) : same]!r}, "
         where += (
             f"{old!r} was sampled, but the template has {new!r}" if inside else f"the template had {old!r}, now {new!r}"
         )
@@ -192,7 +192,11 @@ class SegmentBuilder:
             parts = {seen.number: seen.parts for seen in marked.turns}.get(number, THOUGHTS)
             thinks = sampled[number].parsed.thoughts is not None
             if shown == had and place.first == 0 and thinks and THOUGHTS not in parts:
-                return BreakCause.THOUGHTS_DROPPED, f"the template leaves out the thoughts of turn {number}: {where}"
+                return (
+                    BreakCause.THOUGHTS_DROPPED,
+                    f"the template leaves out the thoughts of turn {number + 1}: {where}",
+                )
             if shown != had and not marked.mangled and (set(had) - set(shown) or shown != sorted(set(shown))):
-                return BreakCause.TURN_DROPPED, f"the template shows the sampled turns {shown}, before {had}: {where}"
+                now, before = ([one + 1 for one in turns] for turns in (shown, had))
+                return BreakCause.TURN_DROPPED, f"the template shows the sampled turns {now}, before {before}: {where}"
         return BreakCause.TURN_REWRITTEN if inside else BreakCause.TEMPLATE_REWROTE, where

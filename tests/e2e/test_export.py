@@ -99,6 +99,13 @@ def read(file: Path) -> list[Trajectory]:
     ("name", "words", "by_submit"),
     [
         ("searched.jsonl", ("--metadata", "split=test"), True),
+        ("all.parquet", (), False),
+        pytest.param(
+            "some.jsonl",
+            ("--pool", "demo", "--status", "completed", "--status", "cancelled"),
+            False,
+            marks=pytest.mark.long,
+        ),
     ],
 )
 async def test_each_rollout_that_had_ended_is_in_the_file_once_and_no_later_one(

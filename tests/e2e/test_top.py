@@ -127,7 +127,7 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
 
         words = str(await served.until(short))
         assert re.fullmatch(
-            r"False FewerSandboxes: node \S+ has memory for 7 of 20 sandboxes: its job has [0-9.]+ GiB of memory, and each "
+            r"False FewerSandboxes: node \S+ has memory for 7 of 20 sandboxes: it has [0-9.]+ GiB of memory, and each "
             r"sandbox may take [0-9.]+ GiB \(set more memory in `allocation`, or less in `sandbox.memory`\)",
             words,
         ), words

@@ -11,5 +11,5 @@ def test_there_are_no_more_sandboxes_than_fit_into_the_jobs_memory() -> None:
     assert memory_room(whole_memory() // 4, places=100) == 3, "a reserve stays free"
     assert memory_room(whole_memory() * 2, places=100) == 1
     assert memory_shortage(1 << 30, 10, 10) == ""
-    assert memory_shortage(1 << 30, 6, 10).startswith("has memory for 6 of 10 sandboxes: its job has ")
+    assert memory_shortage(1 << 30, 6, 10).startswith("has memory for 6 of 10 sandboxes: it has ")
     assert memory_shortage(1 << 30, 6, 10).endswith(" of memory, and each sandbox may take 1.0 GiB")

@@ -16,10 +16,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def test_a_node_with_too_little_memory_is_named_until_it_has_enough() -> None:
     pool, enough = make.rollout_pool(), make.agent(make.rollout_pool().pool_key, "b")
-    short = make.agent(pool.pool_key, memory_shortage="runs 6 of 10 sandboxes: its job has 8.0 GiB of memory")
+    short = make.agent(pool.pool_key, memory_shortage="runs 6 of 10 sandboxes: it has 8.0 GiB of memory")
     assert _enough_memory(pool, [enough]) == []
     (update,) = _enough_memory(pool, [enough, short])
-    assert update.message.startswith("node n runs 6 of 10 sandboxes: its job has 8.0 GiB of memory (set more memory")
+    assert update.message.startswith("node n runs 6 of 10 sandboxes: it has 8.0 GiB of memory (set more memory")
     (twice,) = _enough_memory(pool, [short, short])
     assert "; 1 more allocation has too little memory (set more memory" in twice.message
     status = evolve(pool.status, conditions=set_conditions([], [update], generation=1, now=NOW))

@@ -216,7 +216,7 @@ def test_a_template_that_rewrites_the_past_opens_a_segment(spy: Any) -> None:
     conversation.add_sampled([70, stop], [-6.0, -7.0], "v2", "stop")
     assert conversation.breaks == [Break(2, BreakCause.TEMPLATE_REWROTE)]
     why = conversation.breaks[0].why
-    assert why.startswith("before turn 0, after ")
+    assert why.startswith("before turn 1, after ")
     assert "the template had '[TOOLS] [" in why
     assert "now '<|im_start|>user" in why
     one, two = conversation.segments()

@@ -91,7 +91,7 @@ def test_a_template_that_writes_turns_in_another_case_says_so(written: str) -> N
     conversation.add_messages([{"role": "user", "content": "And?"}])
     assert getattr("One Two", written)() in template.decode(conversation.prompt_ids())
     assert [broken.cause for broken in conversation.breaks] == [BreakCause.TURN_REWRITTEN]
-    assert conversation.breaks[0].why.startswith("in turn 0, after ")
+    assert conversation.breaks[0].why.startswith("in turn 1, after ")
 
 
 @pytest.mark.parametrize("answer", [" odd", "odd", "\n\nodd", "  odd", "\n odd"])
