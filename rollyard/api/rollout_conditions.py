@@ -14,7 +14,7 @@ from rollyard.store.base import RolloutFilter, RolloutSearch, SortField
 SEARCHED = (
     "namespace", "pool", "group", "status", "metadata", "suspicious", "kind", "mode", "reason", "task", "batch", "prefix",
     "since", "until", "min_reward", "max_reward",
-    "failed_calls", "failed_tool",
+    "failed_calls", "failed_tool", "lost",
 )  # fmt: skip
 
 
@@ -56,6 +56,7 @@ def _search(request: web.Request) -> RolloutSearch | None:
         max_reward=number(request, "max_reward"),
         failed_calls=flag(request, "failed_calls"),
         failed_tool=query.get("failed_tool"),
+        lost=flag(request, "lost"),
         sort=SortField(sort.removeprefix("-")) if sort else None,
         descending=sort.startswith("-"),
     )

@@ -30,6 +30,8 @@ from rollyard.core.errors import BadRequest, Expired, NotFound
 from rollyard.kinds.base import Reason
 from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import KeptView, RolloutSummary, Stage, Status
+from rollyard.kinds.rollout_history import LossSummary
+from rollyard.server.rollouts.loss_sums import loss_sums
 from rollyard.server.rollouts.results import decompress, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
 from rollyard.store.base import RolloutFilter, RolloutRecord
@@ -45,6 +47,7 @@ FEW = 100
 """Rollouts of a list that waits for no turn."""
 DEFAULT_ROWS = 50
 """Rows of a summary."""
+LOSSES_SECONDS = 3600.0
 
 
 def routes() -> list[web.RouteDef]:
@@ -53,6 +56,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/rollouts", _list),
         web.get("/v1/rollouts/counts", _counts),
         web.get("/v1/rollouts/summary", _summary),
+        web.get("/v1/rollouts/losses", _losses),
         web.get("/v1/rollouts/cursor", _cursor),
         web.get("/v1/rollouts/stream", _stream),
         web.get("/v1/rollouts/{id}", _get),
@@ -120,6 +124,22 @@ async def _summary(request: web.Request) -> web.Response:
     rows = await request.app[SERVICES].store.rollouts.summarize(conditions(request, limit), by, limit)
     text = await asyncio.to_thread(RolloutSummary(by=by, rows=rows).model_dump_json)
     return web.Response(text=text, content_type="application/json")
+
+
+@accepts("namespace", "since")
+@costly
+async def _losses(request: web.Request) -> web.Response:
+    """Count lost attempts and leases since a time (Unix seconds; default: an hour ago), by reason and node. At most the newest
+    MAX_LIMIT rollouts with losses are read."""
+    services = request.app[SERVICES]
+    since = seconds(request, "since", max(0.0, services.clock.time() - LOSSES_SECONDS))
+    found = await services.store.rollouts.losing_histories(namespace_of(request), since, MAX_LIMIT + 1)
+
+    def made() -> str:
+        rows = loss_sums(found[:MAX_LIMIT], since)
+        return LossSummary(since=since, more=len(found) > MAX_LIMIT, rows=rows).model_dump_json()
+
+    return web.Response(text=await asyncio.to_thread(made), content_type="application/json")
 
 
 @accepts("namespace", "wait")

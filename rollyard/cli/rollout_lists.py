@@ -1,4 +1,5 @@
-"""`rollyard rollouts list|top|summary`: which rollouts there are, which are the greatest, and what they come to."""
+"""`rollyard rollouts list|top|summary|losses`: which rollouts there are, which are the greatest, what they come to, and what
+they lost."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ _CELLS: dict[str, Callable[[RolloutView], str]] = {
     "STATUS": lambda view: view.status.value,
     "STAGE": lambda view: view.stage.value if view.stage else "-",
     "ATTEMPT": lambda view: str(view.attempt),
+    "LOST": lambda view: str(view.lost),
     "REWARD": lambda view: _text(view.reward),
     "REASON": lambda view: (
         view.error.reason if view.error else printable_line(view.waiting.word) if view.waiting else "-"
@@ -123,6 +125,7 @@ _OPTIONS = (
     click.option("--suspicious", is_flag=True, help="only rewards above 0 that people should look at"),
     click.option("--failed-calls", is_flag=True, help="only rollouts with a tool call that failed"),
     click.option("--failed-tool", metavar="NAME", help="only rollouts with a call of this tool that failed"),
+    click.option("--lost", is_flag=True, help="only rollouts that lost an attempt or a lease, and went on"),
     click.option("--prefix", default="", help="only rollouts whose ids begin with it"),
 )
 
@@ -154,7 +157,7 @@ def conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, A
     )
     search = {name: str(given[name]) for name in names if given[name] not in (None, "")}
     search |= {"sort": sort} if sort else {}
-    search |= {"failed_calls": "true"} if given["failed_calls"] else {}
+    search |= {name: "true" for name in ("failed_calls", "lost") if given[name]}
     return {**plain, "metadata": dict(text.split("=", 1) for text in given["metadata"]), "search": search}
 
 
@@ -211,8 +214,8 @@ async def list_(
         click.echo("\n".join(align(_columns(views, form.removeprefix("columns=")))))
     elif form in ("table", "wide"):
         names = WIDE if form == "wide" else [*TABLE[:-1], "SUBMITTED", "ENDED"] if absolute else TABLE
-        by = SORTED.get((sort or "").removeprefix("-"))
-        _print([*names, *([by] if by is not None and by not in names else [])], views)
+        more = [SORTED.get((sort or "").removeprefix("-")), "LOST" if given["lost"] else None]
+        _print([*names, *(one for one in more if one is not None and one not in names)], views)
     else:
         raise click.UsageError(f"-o {form}: write table, wide, json, id, or columns=FIELD,…")
 
@@ -319,3 +322,29 @@ def _summed(row: RolloutSums, by: str) -> list[str]:
     unknown = "not known" if by == "task" else "-"
     last = [printable_line(" ".join((row.prompt or "-").split()))[:PROMPT_CHARS]] if by == "task" else []
     return [row.value or unknown, *counts, str(row.tokens), f"{row.seconds:.0f}", row.newest, *last]
+
+
+@click.command()
+@click.option(
+    "--since", type=MOMENT, help="only losses since: a duration such as 1h or 7d, or a date (UTC)  [default: 1h]"
+)
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output")
+@with_client
+async def losses(client: AsyncClient, namespace: str, since: float | None, form: str) -> None:
+    """Count lost attempts and leases, by reason and node.
+
+    Counted are infrastructure faults and lost leases after which a rollout went on. `rollouts summary` has those that
+    ended a rollout. Leases that were handed back, as at a drain, do not count.
+    """
+    found = await client.losses(namespace, since=since)
+    if form == "json":
+        click.echo(found.model_dump_json())
+        return
+    rows = [["REASON", "NODE", "LOSSES", "ROLLOUTS", "NEWEST"]]
+    for row in found.rows:
+        rows.append([row.reason or "-", row.node or "-", str(row.losses), str(row.rollouts), row.newest])
+    click.echo("\n".join(align(rows)))
+    total = sum(row.losses for row in found.rows)
+    say(f"{total} lost attempts and leases since {as_text(found.since)}, after which their rollouts went on")
+    if found.more:
+        say("only the newest rollouts with losses are counted; --since with a shorter time counts them all")

@@ -1,4 +1,4 @@
-"""Commands on rollouts: submit, rollouts get|cancel|describe, try. `rollout_lists.py` has list, top and summary,
+"""Commands on rollouts: submit, rollouts get|cancel|describe, try. `rollout_lists.py` has list, top, summary and losses,
 `rollout_profile.py` has profile."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollyard.cli.parameter_types import DURATION
 from rollyard.cli.printable import printable
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
-from rollyard.cli.rollout_lists import cell, list_, summary, top
+from rollyard.cli.rollout_lists import cell, list_, losses, summary, top
 from rollyard.cli.rollout_profile import profile
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
 from rollyard.cli.rollout_tokens import tokens
@@ -163,7 +163,7 @@ def rollouts() -> None:
     """Show, fork or cancel rollouts, and save their snapshots."""
 
 
-for command in (list_, top, summary, profile, tokens):
+for command in (list_, top, summary, losses, profile, tokens):
     rollouts.add_command(command)
 
 

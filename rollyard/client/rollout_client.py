@@ -20,7 +20,7 @@ from rollyard.core.backoff import Backoff, until_done
 from rollyard.core.errors import TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutSummary, RolloutSums, RolloutView
-from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_history import LossSummary, RolloutHistory
 from rollyard.kinds.rollout_profile import ProfileView
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.kinds.top import MissingImageView, NodesTop, NodeTop
@@ -206,6 +206,13 @@ class RolloutClient(ApiClient):
         query = _search_query(self._http.query(namespace), pool, group, status, metadata, suspicious, search)
         body = await self._http.json("GET", "/v1/rollouts/summary", query=query | {"by": by, "limit": str(limit)})
         return RolloutSummary.model_validate(body).rows
+
+    async def losses(self, namespace: str | None = None, *, since: float | None = None) -> LossSummary:
+        """Return the lost attempts and leases since a time (Unix seconds; None: an hour ago), by reason and node."""
+        query = self._http.query(namespace, since=None if since is None else str(since))
+        return LossSummary.model_validate(
+            await self._http.json("GET", "/v1/rollouts/losses", query=query), extra="ignore"
+        )
 
     async def profile(
         self,

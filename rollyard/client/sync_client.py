@@ -148,6 +148,7 @@ class Client(Blocking[AsyncClient]):
     rollouts = each(AsyncClient.rollouts)
     counts = blocking(AsyncClient.counts)
     summarize = blocking(AsyncClient.summarize)
+    losses = blocking(AsyncClient.losses)
     profile = blocking(AsyncClient.profile)
     count_rollouts = blocking(AsyncClient.count_rollouts)
     cancel = blocking(AsyncClient.cancel)

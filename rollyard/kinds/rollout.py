@@ -385,6 +385,8 @@ class RolloutView(WireModel):
     """Seconds at work in INIT, RUN and EVAL of the last attempt, without the waits for stage workers and between stages."""
     failed_calls: int | None = None
     """Number of tool calls of the last attempt that failed. Null: not known."""
+    lost: int = 0
+    """Number of lost attempts and leases after which the rollout went on."""
 
 
 class RolloutSums(WireModel):

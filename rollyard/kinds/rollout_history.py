@@ -95,3 +95,31 @@ class RolloutHistory(WireModel):
     first `kept_first` entries."""
     kept_first: int = 0
     """Number of entries before the dropped entries."""
+
+
+class LossSums(WireModel):
+    """Lost attempts and leases with one reason, on one node."""
+
+    reason: str | None
+    """Null: not known."""
+    node: str | None
+    losses: int
+    rollouts: int
+    newest: str
+    """Rollout with the newest of these losses."""
+    newest_at: float
+    """Unix seconds."""
+
+
+class LossSummary(WireModel):
+    """Answer of `GET /v1/rollouts/losses`, the most losses first.
+
+    Counted are the entries `LeaseLost` and `Fault` of the rollouts' histories: what a rollout lost and then went on. A loss
+    that ended the rollout is not in it, nor is a lease that was handed back. Long histories lack entries in the middle.
+    """
+
+    since: float
+    """Unix seconds."""
+    more: bool
+    """Whether there were more rollouts with losses than are read; then only the newest ones are counted."""
+    rows: list[LossSums]

@@ -6,6 +6,7 @@ import { Events, newest } from './events.js';
 import { count, decimal, percent, UNKNOWN, unix } from './format.js';
 import { live, objects } from './live.js';
 import { Loaded, Missed } from './loaded.js';
+import { Losses } from './losses.js';
 import { Mark } from './mark.js';
 import { usePoll } from './poll.js';
 import { link, namespaceOf, ns, option } from './route.js';
@@ -79,13 +80,15 @@ function Counts({ counts: c, namespace }) {
 /** Rollouts that ended without a reward, by reason. @param {{namespace: string, route: import('./route.js').Route}} props */
 function Faults({ namespace, route }) {
   const hours = hoursOf(route, 24);
-  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since: Math.floor(useNow() / 60) * 60 - hours * 3600 }), 10, `${namespace} ${hours}`);
+  const since = Math.floor(useNow() / 60) * 60 - hours * 3600;
+  const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since }), 10, `${namespace} ${hours}`);
   return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason</h2><${TimeRange} route=${route} usual=${24} />
-    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} stack caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} empty="None in this time." columns=${[
+    <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} stack caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} empty="No rollout ended without a reward in this time." columns=${[
       { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), reason: r.value, hours })}>${r.value ?? 'not known'}</a>` },
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },
       { head: 'Newest', wide: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.newest], { ns: ns(namespace) })}>${r.newest}</a>` },
-    ]} />`}<//></section>`;
+    ]} />`}<//></section>
+    <${Losses} namespace=${namespace} since=${since} hours=${hours} />`;
 }
 
 /** @param {{namespace: string, top: import('./poll.js').Answer}} props */

@@ -53,12 +53,13 @@ export function Rollouts({ route }) {
       { name: 'hours', label: 'Ended within', options: [[TEN_MINUTES, '10 minutes'], ['1', '1 hour'], ['6', '6 hours'], ['24', '1 day'], ['168', '1 week']], seldom: true },
       { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']], seldom: true },
       { name: 'failed_calls', label: 'Tool calls', options: [['true', 'some failed']], seldom: true }, { name: 'failed_tool', label: 'Failed tool', hint: 'bash', seldom: true },
+      { name: 'lost', label: 'Lost', options: [['true', 'an attempt or a lease, and went on']], seldom: true },
     ]} />
     <form class="filters" aria-label="Open a rollout" onSubmit=${(/** @type {any} */ e) => { e.preventDefault(); const id = e.target.elements.id.value.trim(); if (id) go(link(['rollouts', id], { ns: ns(namespace) })); }}>
       <label>Open by id <input name="id" type="text" spellcheck="false" autocomplete="off" placeholder="id, then Enter" /></label></form>
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
       <p class="dim" role="status">${totalOf(data, sort, route)} <a href=${link(['profile'], { ...route.query, sort: undefined, after: undefined, limit: undefined })}>Where their time and tokens go</a></p>
-      <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} byEnd=${sort === '-ended' || sort === 'ended'} />
+      <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} byEnd=${sort === '-ended' || sort === 'ended'} lost=${route.query.lost === 'true'} />
       <p class="pages">${pages(route, sort, data, limit)}</p>`}<//></div>`;
 }
 
@@ -90,8 +91,8 @@ function empty(route) {
     : html`No rollout is stored in this namespace. <code>rollyard submit -f tasks.jsonl --pool POOL${option(namespaceOf(route))}</code> sends some.`;
 }
 
-/** @param {{rollouts: any[], empty?: unknown, byEnd?: boolean}} props byEnd: they are in the order of their ends */
-export function RolloutTable({ rollouts, empty: none, byEnd }) {
+/** @param {{rollouts: any[], empty?: unknown, byEnd?: boolean, lost?: boolean}} props byEnd: they are in the order of their ends; lost: with their losses */
+export function RolloutTable({ rollouts, empty: none, byEnd, lost }) {
   return html`<${Table} caption="Rollouts" rows=${rollouts} keyOf=${(/** @type {any} */ r) => r.id} empty=${none} columns=${[
     { head: 'Rollout', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.id], { ns: ns(r.namespace) })}>${r.id}</a>` },
     { head: 'Status', cell: (/** @type {any} */ r) => html`<${Mark} word=${r.status} />${r.stage ? ` ${r.stage}` : ''}` },
@@ -103,6 +104,7 @@ export function RolloutTable({ rollouts, empty: none, byEnd }) {
     { head: 'Tokens', figure: true, title: 'sampled tokens of the last attempt', cell: (/** @type {any} */ r) => count(r.tokens) },
     { head: 'Failed calls', figure: true, title: 'tool calls of the last attempt that failed', cell: (/** @type {any} */ r) => count(r.failed_calls) },
     { head: 'Attempt', figure: true, cell: (/** @type {any} */ r) => r.attempt },
+    ...(lost ? [{ head: 'Lost', figure: true, title: 'attempts and leases that were lost, after which the rollout went on', cell: (/** @type {any} */ r) => count(r.lost) }] : []),
     byEnd ? { head: 'Ended', cell: (/** @type {any} */ r) => html`<${Time} at=${r.finished_at} />` } : { head: 'Accepted', cell: (/** @type {any} */ r) => html`<${Time} at=${r.created_at} />` },
     { head: 'At work', figure: true, title: 'in INIT, RUN and EVAL of the last attempt, without waiting', cell: (/** @type {any} */ r) => duration(r.seconds) },
     { head: 'With waiting', figure: true, title: 'from accepted to ended, or to now', cell: (/** @type {any} */ r) => html`<${Span} from=${r.created_at} to=${r.finished_at} />` },

@@ -65,6 +65,9 @@ class RolloutRecord:
     losses: int = 0
     """Number of lost leases. The count begins again at 0 when the result of RUN is stored. A lost lease uses up none of
     the pool's `maxAttempts`; the limit for lost leases is `step.MAX_LOSSES`."""
+    lost: int = 0
+    """Number of losses after which the rollout went on: `LeaseLost` and `Fault` in its history. Unlike `losses`, the count
+    never begins again."""
     fence: int = 0
     """Sequence number of the last lease. A message with a lower number is void."""
     holder: str | None = None
@@ -289,6 +292,8 @@ class RolloutSearch:
     """Only rollouts with a tool call that failed."""
     failed_tool: str | None = None
     """Only rollouts with a call of this tool that failed."""
+    lost: bool = False
+    """Only rollouts that lost an attempt or a lease, and went on."""
     sort: SortField | None = None
     """None: order of arrival. Rollouts without the value are left out."""
     descending: bool = False

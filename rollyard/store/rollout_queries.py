@@ -113,6 +113,9 @@ class RolloutQueries:
     def ends_by_node(self, namespace: str, since: float) -> list[NodeEnd]:
         return rollout_search.ends_by_node(self._db, namespace, since)
 
+    def losing_histories(self, namespace: str, since: float, limit: int) -> list[tuple[str, str]]:
+        return rollout_search.losing_histories(self._db, namespace, since, limit)
+
     def finished(
         self, after: int, limit: int, namespace: str | None = None, group: str | None = None, upto: int | None = None
     ) -> list[RolloutRecord]:

@@ -150,6 +150,15 @@ def ends_by_node(db: sqlite3.Connection, namespace: str, since: float) -> list[N
     return [NodeEnd(*row) for row in db.execute(query, (namespace, since))]
 
 
+def losing_histories(db: sqlite3.Connection, namespace: str, since: float, limit: int) -> list[tuple[str, str]]:
+    """Return id and history of the rollouts that may have had a loss since a time (Unix seconds), the newest first."""
+    query = (
+        "SELECT id, history FROM rollouts INDEXED BY rollouts_lost WHERE namespace = ? AND lost > 0 "
+        "AND (finished_at IS NULL OR finished_at >= ?) ORDER BY seq DESC LIMIT ?"
+    )
+    return db.execute(query, (namespace, since, limit)).fetchall()
+
+
 def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str], list[Any]]:
     """Return SQL conditions and their values."""
     equal = {
@@ -177,6 +186,9 @@ def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str]
         tools = "SELECT 1 FROM json_each(summary, '$.profile.by_tool') AS used"
         failed = "json_extract(used.value, '$.tool') = ? AND json_extract(used.value, '$.failed') > 0"
         given.append((f"EXISTS ({tools} WHERE {failed})", [search.failed_tool]))
+    if search.lost:
+        losing = "SELECT seq FROM rollouts INDEXED BY rollouts_lost WHERE namespace = ? AND lost > 0"
+        given.append((f"seq IN ({losing})", [filter.namespace]))
     if search.prefix:
         given.append(("substr(id, 1, ?) = ?", [len(search.prefix), search.prefix]))
     if search.batch is not None:

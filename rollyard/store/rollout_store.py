@@ -45,6 +45,7 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     work = reading(RolloutQueries.work, costly=True)
     count = reading(RolloutQueries.count, costly=True)
     ends_by_node = reading(RolloutQueries.ends_by_node, costly=True)
+    losing_histories = reading(RolloutQueries.losing_histories, costly=True)
     finished = reading(RolloutQueries.finished)
     newest_seq = reading(RolloutQueries.newest_seq)
     newest_cursor = reading(RolloutQueries.newest_cursor)

@@ -14,7 +14,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-SCHEMA = 40
+SCHEMA = 41
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -54,7 +54,9 @@ CREATE TABLE rollouts (
     -- Number of its rows in `saved_turns`.
     saved_turns INTEGER NOT NULL DEFAULT 0,
     -- Weights versions of the stored tokens, joined with commas.
-    sampled_by TEXT NOT NULL DEFAULT ''
+    sampled_by TEXT NOT NULL DEFAULT '',
+    -- Number of lost attempts and leases after which the rollout went on.
+    lost INTEGER NOT NULL DEFAULT 0
 );
 -- The rollouts' requests. A request may be large and never changes, but the row in `rollouts` is written at each step.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
@@ -82,6 +84,8 @@ CREATE INDEX rollouts_with_artifact ON rollouts (namespace, pool, finished_at)
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
     WHERE cursor IS NOT NULL AND "group" IS NOT NULL;
+-- A rollout without a loss has no entry, so it costs nothing.
+CREATE INDEX rollouts_lost ON rollouts (namespace, seq, finished_at) WHERE lost > 0;
 CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
 
 -- Items of the tasks' metadata, such as difficulty=hard. `space` is the namespace, and `rollout` the seq of a rollout.

@@ -98,7 +98,8 @@ async def test_little_waits_for_no_turn_and_much_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     costly = ("/v1/rollouts?prefix=r", "/v1/rollouts?total=true", "/v1/rollouts/summary", "/v1/rollouts/profile",
-              "/v1/evaluations", "/v1/usage", "/v1/nodes", "/v1/allocations/history", "/v1/rollouts")  # fmt: skip
+              "/v1/evaluations", "/v1/usage", "/v1/nodes", "/v1/rollouts/losses", "/v1/allocations/history",
+              "/v1/rollouts")  # fmt: skip
     async with serving() as api:
         await pool(api)
         await submit(api, "r")

@@ -38,6 +38,7 @@ ASKED = {
     "/v1/nodes": ("namespace", "since"),
     "/v1/rollouts": (*SEARCHED, "sort", "after"),
     "/v1/rollouts/summary": (*SEARCHED, "by"),
+    "/v1/rollouts/losses": ("namespace", "since"),
     "/v1/rollouts/stream": ("after", "upto", "trajectories"),
     "/v1/rollouts/r/snapshots/1": ("namespace",),
     "/v1/rollouts/r/tokens": ("namespace",),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,9 +16,13 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import load_context
+from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.page_proxy.recording import RECORDING, read, restore
+from rollyard.server.rollouts.step import Finished, Granted, Lost, step
+from rollyard.store.store import Store
 from tests.page_proxy.conftest import RunningProxy, start
 from tests.page_proxy.test_pages import sign_in
+from tests.support import make
 from tests.support.browser import Browser, Tab
 from tests.support.yard import Yard, end
 
@@ -26,6 +31,7 @@ KEPT = re.compile(r"tasks-g1?[0-9]\.[0-9]|r-e26fbe9ed101b875")
 """Rollouts of the recording that suffice."""
 CELLS = """caption => [...document.querySelectorAll('table')].filter(table => table.caption?.textContent === caption)
   .flatMap(table => [...table.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent)))"""
+LOST = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
 MAIN = "document.querySelector('main').textContent"
 
 
@@ -36,9 +42,29 @@ async def recorded(tmp_path_factory: pytest.TempPathFactory, model_dir: Any) -> 
     await restore(
         [line for line in lines if line.table != "rollout" or KEPT.fullmatch(line.record["id"])], began, made.data
     )
+    await add_losses(made)
     made.start()
     yield made
     await end(made)
+
+
+async def add_losses(yard: Yard) -> None:
+    """Add a rollout of now that lost its sandbox and its lease, each on a node of its own, and went on."""
+    now = time.time()
+    fault = Finished(now - 30, 1, Status.INFRA_FAILED, None, LOST, None, 3, 0)
+    record = make.rollout("lost-twice", pool="train", created_at=now - 60)
+    events = (on("lost-1", now - 40), fault, on("lost-2", now - 20), Lost(now - 10, 2, "Expired"))
+    for event in events:
+        record, _ = step(record, event)
+    store = await Store.open(yard.data)
+    try:
+        await store.rollouts.transact(lambda tx: tx.put(record))
+    finally:
+        await store.close()
+
+
+def on(node: str, at: float) -> Granted:
+    return Granted(at, "uid/i", node, {"policy": "e"})
 
 
 @pytest_asyncio.fixture(loop_scope="package", scope="module")
@@ -133,7 +159,7 @@ async def test_usage_nodes_and_the_newest_batches(
     await tab.until(f"/^20\\d\\d-W/.test((({CELLS})('Usage')[0] ?? [''])[0])")
 
     await tab.go(proxy.page + "#/allocations?hours=24")
-    (node,) = await cells(tab, "Nodes")
+    node, *_ = await cells(tab, "Nodes")
     (known,) = await client.nodes(since=0.0)
     assert (node[0], number(node[4])) == (known.node, known.rollouts)
     out, _ = await recorded.rollyard("top", "nodes", "--since", "yesterday")
@@ -153,7 +179,35 @@ async def test_usage_nodes_and_the_newest_batches(
     assert "rollouts of several modes together (eval, train); --mode MODE" in told
     assert (await recorded.rollyard("rollouts", "summary", "--by", "task", "--mode", "train"))[1] == ""
     await tab.go(proxy.page + "#/overview?hours=1")
-    await tab.until(f"{MAIN}.includes('None in this time.')")
+    await tab.until(f"{MAIN}.includes('No rollout ended without a reward in this time.')")
+    assert tab.faults == []
+
+
+async def test_what_was_lost_although_no_rollout_ended_without_a_reward(
+    opened: tuple[RunningProxy, Tab, AsyncClient], recorded: Yard
+) -> None:
+    proxy, tab, client = opened
+    wanted = [["Expired", "lost-2", "1", "1"], ["SandboxLost", "lost-1", "1", "1"]]
+    assert [[r.reason, r.node, str(r.losses), str(r.rollouts)] for r in (await client.losses()).rows] == wanted
+    out, told = await recorded.rollyard("rollouts", "losses", "--since", "1h")
+    assert [line.split() for line in out.splitlines()[1:]] == [[*row, "lost-twice"] for row in wanted]
+    assert "2 lost attempts and leases since" in told
+    out, _ = await recorded.rollyard("rollouts", "losses", "-o", "json")
+    assert [row["newest"] for row in json.loads(out)["rows"]] == ["lost-twice"] * 2
+    out, _ = await recorded.rollyard("rollouts", "list", "--lost")
+    head, row = (line.split() for line in out.splitlines())
+    assert (head[-1], row[0], row[-1]) == ("LOST", "lost-twice", "2")
+
+    await tab.go(proxy.page + "#/allocations?hours=1")
+    await tab.until(f"({CELLS})('Nodes').some(row => row[6] === '1')")
+    lost = {row[0]: row[6] for row in await cells(tab, "Nodes") if row[0].startswith("lost-")}
+    assert lost == {"lost-1": "1", "lost-2": "1"}
+    await tab.go(proxy.page + "#/overview?hours=1")
+    assert [row[:4] for row in await cells(tab, "Losses by reason")] == wanted
+    await tab.click("main a[href*='lost=true']")
+    await tab.until(f"location.hash.includes('lost=true') && {MAIN}.includes('1 rollout.')")
+    (row,) = await cells(tab, "Rollouts")
+    assert row[0] == "lost-twice"
     assert tab.faults == []
 
 

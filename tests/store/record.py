@@ -132,6 +132,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         stage=Stage.EVAL if ended else Stage.RUN if running else Stage.INIT,
         attempt=2,
         faults=1,
+        lost=1,
         losses=1,
         fence=3,
         holder="u/i" if running else None,

@@ -41,6 +41,7 @@ def made(number: int, rng: random.Random) -> RolloutRecord:
         error=RolloutError(reason=reason, message="m") if ended and not status.scored else None,
         summary={**summary, "metrics": rng.choice([{}, {"suspicious": 1.0}]), **profile(rng)} if summary else {},
         finished_at=float(rng.randint(10, 20)) if ended else None,
+        lost=rng.choice([0, 0, 1, 3]),
     )
 
 
@@ -69,6 +70,7 @@ def matches(record: RolloutRecord, filter: RolloutFilter, search: RolloutSearch)
         and record.id.startswith(search.prefix)
         and (not search.failed_calls or bool(record.failed_calls))
         and (search.failed_tool is None or failed(record, search.failed_tool))
+        and (not search.lost or record.lost > 0)
         and set(filter.metadata) <= set(items(record.metadata))
         and (not filter.suspicious or (record.suspicious and bool(reward)))
         and (search.batch is None or record.group in ("g0", "g2"))
@@ -92,6 +94,7 @@ def conditions(rng: random.Random) -> tuple[RolloutFilter, RolloutSearch]:
         max_reward=maybe(0.5),
         failed_calls=maybe(True) or False,
         failed_tool=maybe("bash", 'a"b', "none"),
+        lost=maybe(True) or False,
         sort=maybe(*SortField),
         descending=rng.random() < 0.5,
     )

@@ -88,6 +88,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | No
         turns=record.turns,
         seconds=record.seconds,
         failed_calls=record.failed_calls,
+        lost=record.lost,
     )
 
 

@@ -461,7 +461,8 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
     word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
     saved = record.saved_turns if losses < FRESH_LOSSES or not counts else 0
     history = with_entry(record, event.at, word, reason=event.reason, **_left(record, event.reason, saved))
-    return _requeue(replace(record, losses=losses, saved_turns=saved), event.at, event.at, history)
+    lost = record.lost + (word is HistoryEvent.LEASE_LOST)
+    return _requeue(replace(record, losses=losses, lost=lost, saved_turns=saved), event.at, event.at, history)
 
 
 def _outlived(record: RolloutRecord) -> bool:
@@ -512,7 +513,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
                 retry_at=round(retry_at, 3),
             )
             # The next attempt does not prefer the present endpoints, because they may be part of the cause.
-            return _requeue(replace(record, endpoints={}), event.at, retry_at, history)
+            return _requeue(replace(record, endpoints={}, lost=record.lost + 1), event.at, retry_at, history)
     status, error = event.status, event.error
     if status.scored and (refused := _why_not_scored(record, event)) is not None:
         ending, why = refused
