@@ -49,8 +49,7 @@ async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yar
         assert [r.waiting async for r in client.rollouts()] == [None] * len(ids)
         (one,) = [t for t in ended if t.id == parked[0][0]]
         out, _ = await yard.rollyard("rollouts", "describe", one.id)
-        rows = [line.split() for line in out.partition("\nTIME ")[2].partition("\n\n")[0].splitlines()[1:]]
-        words = [(row[4], row[5]) for row in rows]
+        words = [(entry.stage, entry.event) for entry in (await client.rollout_history(one.id)).entries]
         assert words[:3] == [("INIT", "Queued"), ("INIT", "Leased"), ("RUN", "StageBegun")]
         assert ("RUN", "EndpointMoved") in words
         assert words[-2:] == [("EVAL", "StageBegun"), ("EVAL", "Ended")]

@@ -66,7 +66,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("place", "chosen"),
     [
-        pytest.param("container in a container", "bubblewrap and not 130 and not 20-50", id="short"),
+        pytest.param("container", "bubblewrap and not 130 and not 20-50", id="short"),
         *(pytest.param(place, "not 20-50", marks=pytest.mark.long, id=place) for place in OVERLAYS),
     ],
 )

@@ -7,6 +7,7 @@ enough fails, with the differences.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -236,9 +237,11 @@ def _is_run(row: Mapping[str, str], run: Account) -> bool:
     code = re.search(r" \(exit code (\d+)\)$", row["Reason"])
     # accounting has 0 for a job that Slurm itself ended by a signal
     same_code = run.exit_code == (int(code[1]) if code else 0) or run.state not in ENDED_BY_ITSELF
-    same_end = run.end is not None and abs(_unix(row["Ends"].removeprefix("before ")) - run.end) <= CLOCK_SECONDS
-    # a run that was ended while it waited to run again has no entry of its own
-    same_state = row["Slurm says"] == run.state or (run.state == "REQUEUED" and row["Reason"].startswith("requeued"))
+    # a run that was ended while it waited to run again has no entry of its own, and ended later than the one before
+    waited = run.state == "REQUEUED" and row["Reason"].startswith("requeued")
+    later = _unix(row["Ends"].removeprefix("before ")) - run.end if run.end is not None else -math.inf
+    same_end = -CLOCK_SECONDS <= later <= (math.inf if waited else CLOCK_SECONDS)
+    same_state = row["Slurm says"] == run.state or waited
     return same_state and row["Node"] == run.node and same_code and same_end
 
 

@@ -111,6 +111,11 @@ async def test_usage_beside_accounting_tells_why_a_job_differs(field: Field) -> 
     """Also the jobs of the test above: killed, cancelled, requeued, on a lost node."""
     await field.become(policy={"allocation": {"gpusPerNode": 2}})
     await field.yard.ready(field.client)
+
+    async def replaced() -> bool:  # and no job is about to end
+        return not any(one.spec.drain for one in await field.yard.allocations(field.client))
+
+    await field.yard.until(replaced)
     env = field.yard.user_env  # the server asks sacct, and the command needs no Slurm
     words = ("usage", "--slurm", "--since", "1h")
     done = await asyncio.to_thread(forked_commands.run, *words, "-o", "json", env=env, seconds=120)

@@ -21,7 +21,8 @@ from rollyard.tasks.stem.handler import StemHandler
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trajectory import Turn
 from simulation.upstream import Upstream
-from tests.node.test_lease_models import judge_at, template
+from tests.node.conftest import template
+from tests.node.test_lease_models import judge_at
 
 __all__ = ["template"]
 
