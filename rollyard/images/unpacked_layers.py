@@ -177,6 +177,7 @@ class HeldLayers:
     async def complete(self, image: str, names: Sequence[str], fetch: Fetch, room: FillRoom) -> list[UnpackedLayer]:
         """Return the layers, the topmost first, and fetch and unpack the missing ones. `names`: the lowest first. Raises
         ImageUnavailable, and the errors of `fetch` and `unpack_differences`."""
+        broken = set[int]()
         for _ in range(_TRIES):
             held = self._held(names)
             if sum(layer.bytes for layer in held) > room.limit_bytes:
@@ -184,7 +185,12 @@ class HeldLayers:
             if len(held) == len(names):
                 await self._publish(held, room)
                 return held[::-1]
-            await self._fill(image, names, fetch, room)
+            try:
+                await self._fill(image, names, fetch, room)
+            except BrokenLayer as error:  # its file may have been damaged since it came, and `fetch` looks at it again
+                if error.number in broken:
+                    raise
+                broken.add(error.number)
         raise ImageUnavailable(
             image, "its layers were deleted as soon as they were there: raise `sandbox.images.cacheSize`"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from itertools import permutations
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from rollyard.images.base import FillRoom
 from rollyard.images.flat_packer import pack
 from rollyard.images.flat_processes import unpack_flat
 from rollyard.images.layer_stack import LayerStack
 from rollyard.images.layer_unpacker import LayerUnpacker
 from rollyard.images.tar_stream import BrokenArchive
+from rollyard.images.unpack import BrokenLayer
+from rollyard.images.unpacked_layers import HeldLayers, UnpackedLayers, layer_names
 from tests.images.test_layers_in_any_order import CASES, Entries, unpack
 from tests.support.image_registry import hard_link, symlink, tar
 
@@ -167,3 +171,35 @@ def test_a_link_to_a_file_of_a_layer_below_is_one_file_with_it(tmp_path: Path) -
     assert os.stat(tmp_path / "layers/0/bin/tool").st_nlink == 1, (
         "a running sandbox shows it, and would take it for changed"
     )
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_file_that_cannot_be_unpacked_is_asked_for_once_more(open_folder: Path, times: int) -> None:
+    """The file of a layer may have been damaged after it was verified."""
+    for name in ("layers", "filling", "locks"):
+        (open_folder / name).mkdir(mode=0o755)
+    layers = UnpackedLayers(
+        open_folder / "layers",
+        open_folder / "filling",
+        open_folder / "locks",
+        lambda path: shutil.rmtree(path, ignore_errors=True),
+        bool,
+    )
+    data, asked = tar(("file", b"content")), list[Sequence[int]]()
+
+    async def fetch(numbers: Sequence[int]) -> Sequence[Path]:
+        asked.append(numbers)
+        file = open_folder / f"layer-{len(asked)}"
+        file.write_bytes(data[: len(data) if len(asked) > times else 700])
+        return [file]
+
+    names = layer_names(["sha256:1"])
+    with open(open_folder / "lock", "w") as lock, HeldLayers(layers) as held:
+        room = FillRoom(1 << 20, lock.fileno())
+        if times > 1:
+            with pytest.raises(BrokenLayer):
+                await held.complete("image", names, fetch, room)
+        else:
+            (layer,) = await held.complete("image", names, fetch, room)
+            assert (layers.root(layer.name) / "file").read_bytes() == b"content"
+    assert len(asked) == 2
