@@ -98,7 +98,7 @@ def read(file: Path) -> list[Trajectory]:
 @pytest.mark.parametrize(
     ("name", "words", "by_submit"),
     [
-        ("searched.jsonl", ("--metadata", "split=test"), True),
+        pytest.param("searched.jsonl", ("--metadata", "split=test"), True, marks=pytest.mark.long),
         ("all.parquet", (), False),
         pytest.param(
             "some.jsonl",
