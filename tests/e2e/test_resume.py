@@ -632,7 +632,8 @@ async def test_a_storm_costs_a_few_turns_and_no_file(
     )
     assert resumed
     assert {one.why for trajectory in ended if "-never-" in trajectory.id for one in trajectory.resumptions} <= {NEVER}
-    lost = {view.id: view.lost async for view in client.rollouts()}  # a lease may be lost before it tells of the one before
+    # a lease may be lost before it tells of the one before
+    lost = {view.id: view.lost async for view in client.rollouts()}
     for one in ended:
         if one.status is Status.COMPLETED and "-auto-" in one.id:
             name = one.id.replace(f"storm-{count}-", "storm-")
