@@ -81,8 +81,24 @@ class SharedLayers:
         log.warning("%s is damaged (%s), and is made again", self.path(name), why)
         await asyncio.to_thread(remove, self.path(name))
 
+    async def complete(self, layers: Sequence[PackJob], room: FillRoom) -> None:
+        """Make the files that are missing, and wait for those that other nodes make. `layers`: the lowest first. The caller
+        has no lease of a layer, for all take leases from the lowest on, so that no two wait for each other."""
+        try:
+            async with contextlib.AsyncExitStack() as leases:
+                own = [one for one in await asyncio.to_thread(self._missing, layers) if await self._is_own(one, leases)]
+                await self.publish(own, room)
+        except OSError as error:
+            log.warning("layers cannot be shared in %s: %s", self.folder, error.strerror)
+
+    async def _is_own(self, layer: PackJob, leases: contextlib.AsyncExitStack) -> bool:
+        """Wait for the file or for its lease, which is then kept until `leases` is closed. Return whether it is to be made."""
+        path = self.path(layer.name)
+        held = await leases.enter_async_context(shared_lease(path.with_suffix(".lease"), path.exists))
+        return held and not await asyncio.to_thread(path.exists)
+
     async def publish(self, layers: Sequence[PackJob], room: FillRoom) -> None:
-        """Make the files of unpacked layers, as far as they are not there."""
+        """Make the files of unpacked layers whose leases the caller has, as far as they are not there."""
         growing = dict[str, Path]()
         try:
             for one in await asyncio.to_thread(self._missing, layers):

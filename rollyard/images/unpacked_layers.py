@@ -183,7 +183,8 @@ class HeldLayers:
             if sum(layer.bytes for layer in held) > room.limit_bytes:
                 raise too_big(image, room.limit_bytes)
             if len(held) == len(names):
-                await self._publish(held, room)
+                if self._shared is not None:
+                    await self._shared.complete(self._pack_jobs(held), room)
                 return held[::-1]
             try:
                 await self._fill(image, names, fetch, room)
@@ -217,8 +218,9 @@ class HeldLayers:
                 locked = replace(room, layer_fds=tuple(missing.values()))
                 if not await self._filled(image, names, list(missing), fetch, locked, leases):
                     return
-            if len(layers := self._held(names)) == len(names):
-                await self._publish(layers, room)  # before another node may make the same files
+            if self._shared is not None and len(layers := self._held(names)) == len(names):
+                jobs = self._pack_jobs(layers)
+                await self._shared.publish([jobs[number] for number in missing], room)  # while it has their leases
 
     async def _filled(
         self,
@@ -244,14 +246,13 @@ class HeldLayers:
             return False
         return True
 
-    async def _publish(self, layers: Sequence[UnpackedLayer], room: FillRoom) -> None:
-        """Write layers, the lowest first, into the shared tier, as far as they are not there."""
-        if self._shared is not None:
-            jobs = list[PackJob]()
-            for number, layer in enumerate(layers):
-                below = self.roots(layers[:number][::-1]) if layer.whole else ()
-                jobs.append(PackJob(layer.name, self._layers.root(layer.name), layer.names, below))
-            await self._shared.publish(jobs, room)
+    def _pack_jobs(self, layers: Sequence[UnpackedLayer]) -> list[PackJob]:
+        """Return what the shared tier packs. `layers`: all of an image, the lowest first."""
+        jobs = list[PackJob]()
+        for number, layer in enumerate(layers):
+            below = self.roots(layers[:number][::-1]) if layer.whole else ()
+            jobs.append(PackJob(layer.name, self._layers.root(layer.name), layer.names, below))
+        return jobs
 
     def _held(self, names: Sequence[str]) -> list[UnpackedLayer]:
         """Return the layers that are complete, and keep them."""

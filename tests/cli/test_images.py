@@ -93,15 +93,16 @@ def test_pulls_fill_the_cache_and_say_why_one_failed(registry: Pusher, node: Pat
 
 
 def test_pulls_fill_the_shared_folder_and_leave_nothing_else(registry: Pusher, node: Path, open_folder: Path) -> None:
-    names = [f"docker://{registry.host}/cli/shared:v{number}" for number in range(3)]
+    names = [f"docker://{registry.host}/cli/shared:v{number}" for number in range(5)]
+    base = gz(tar(("big", os.urandom(8 << 20))))  # the others come to it while it is packed
     for number, name in enumerate(names):
-        registry.image("cli/shared", name[-2:], [BASE, gz(tar(("n", str(number).encode())))])
+        registry.image("cli/shared", name[-2:], [base, gz(tar(("n", str(number).encode())))])
     tier = open_folder / "tier"
     tier.mkdir()
-    done = _run("pull", "--shared", str(tier), *names)
+    done = _run("pull", "--shared", str(tier), "--at-once", "5", *names)
     assert (done.exit_code, sorted(done.stdout.splitlines())) == (0, [f"{name} pulled" for name in names])
-    assert [path.suffix for path in (tier / "images").iterdir()] == [".json"] * 3
-    assert len(list((tier / "layers").iterdir())) == 4
+    assert [path.suffix for path in (tier / "images").iterdir()] == [".json"] * 5
+    assert len(list((tier / "layers").iterdir())) == 6
     assert list((node / "image-shares/entries").iterdir()) == []
     assert _run("pull", "--shared", str(tier), names[0]).stdout == f"{names[0]} is there\n"
     done = _run("pull", "--shared", str(tier), "oci:/nowhere")
