@@ -22,6 +22,7 @@ BEFORE = 6
 class SampledToken(NamedTuple):
     logprob: float
     segment: int
+    """Index of its segment, from 0."""
     place: int
     """Index within the segment, from 0."""
     turn: int | None
@@ -35,7 +36,7 @@ class SampledToken(NamedTuple):
 async def tokens(client: AsyncClient, namespace: str, id: str, least: int) -> None:
     """Show the sampled tokens of an ended rollout that were least likely, the least likely first.
 
-    INDEX is the place in the segment, from 0. BEFORE is the text of the tokens before it.
+    SEGMENT counts from 1. INDEX is the place in the segment, from 0. BEFORE is the text of the tokens before it.
     """
     _, trajectory = await client.rollout(id, namespace)
     if trajectory is None:
@@ -54,7 +55,7 @@ def token_rows(
     for token in least_likely(trajectory, least):
         ids = trajectory.segments[token.segment].token_ids
         id, before = ids[token.place], ids[max(0, token.place - BEFORE) : token.place]
-        place = [str(token.turn or "-"), str(token.segment), str(token.place)]
+        place = [str(token.turn or "-"), str(token.segment + 1), str(token.place)]
         context = repr("".join(texts.get(one, "�") for one in before))
         likely = f"{100 * math.exp(token.logprob):.3g} %"
         rows.append([likely, f"{token.logprob:.3f}", shown.get(id, "-"), str(id), *place, context])

@@ -34,7 +34,7 @@ export function Timeline({ spans, from, to, now }) {
       ${spans.map((s, i) => html`<g key=${`${s.name}/${s.job}`} transform=${`translate(0 ${TOP + i * LANE})`}><${Lane} s=${s} from=${from} to=${to} now=${now} /></g>`)}
       <line class="nowline" x1=${px(now)} x2=${px(now)} y1=${TOP - 4} y2=${height} />
     </svg></div>
-    <figcaption><span class="legend">${[['pending', 'waits in Slurm'], ['starting', 'starting'], ['running', 'ready'], ['silent', 'not ready any more'], ['draining', 'draining'], ['ended', 'ended'], ['failed', 'ended by a fault']].map(([k, text]) => html`<span key=${k}><svg class="key" width="16" height="10" aria-hidden="true"><rect class=${k} width="16" height="10" rx="2" /></svg>${text}</span>`)}
+    <figcaption><span class="legend">${[['pending', 'waits in Slurm'], ['starting', 'starting'], ['running', 'ready'], ['silent', 'not ready any more'], ['draining', 'draining'], ['ended', 'was ready, has ended'], ['failed', 'ended by a fault']].map(([k, text]) => html`<span key=${k}><svg class="key" width="16" height="10" aria-hidden="true"><rect class=${k} width="16" height="10" rx="2" /></svg>${text}</span>`)}
       <span><svg class="key" width="16" height="10" aria-hidden="true"><rect class="rest" x="1" y="1" width="14" height="8" /></svg>rest of the walltime</span>
       <span><svg class="key" width="12" height="12" aria-hidden="true"><path class="planned" d="M6 1L11 6L6 11L1 6Z" /></svg>a successor takes over</span></span></figcaption></figure>`;
 }

@@ -12,6 +12,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './v
 const COLOURS = { mask: 'sampled or not', logprob: 'probability', version: 'weights version' };
 
 const LEAST = 10;
+const BEFORE = 6; // tokens that are shown before one of the least likely
 const LEVELS = ['90 % or more', '50 to 90 %', '10 to 50 %', '1 to 10 %', 'less than 1 %'];
 
 /** The texts of a rollout's tokens. @param {string} namespace @param {string} id @param {boolean} wanted */
@@ -128,7 +129,7 @@ function Grid({ t, known, by, turn, linkTo }) {
     const token = event.target instanceof HTMLCanvasElement && paper ? paper.at(event.offsetX, event.offsetY) : -1;
     if (token >= 0) setChosen(token);
   };
-  return html`<${LeastLikely} t=${t} texts=${layout.texts} show=${show} />
+  return html`<${LeastLikely} t=${t} texts=${layout.texts} turnAt=${turnAt} show=${show} />
     <div class="tokens" ref=${box} tabindex="0" role="application" aria-label="Tokens. Arrow keys move from token to token; the line below describes the token."
       onKeyDown=${key} onClick=${point} onMouseMove=${point}>
       <div><canvas></canvas></div>
@@ -137,13 +138,16 @@ function Grid({ t, known, by, turn, linkTo }) {
 }
 
 /** The sampled tokens with the least probability: a way to the places where the model was not sure.
- * @param {{t: import('./columns.js').Trajectory, texts: string[], show: (token: number) => void}} props */
-function LeastLikely({ t, texts, show }) {
+ * @param {{t: import('./columns.js').Trajectory, texts: string[], turnAt: (token: number) => number, show: (token: number) => void}} props */
+function LeastLikely({ t, texts, turnAt, show }) {
   const [open, setOpen] = useState(false);
   const least = useMemo(() => (open ? leastLikely(t) : []), [t, open]);
   return html`<details class="least" onToggle=${(/** @type {any} */ e) => setOpen(e.target.open)}><summary>Least likely sampled tokens</summary>
-    <ol>${least.map((i) => html`<li key=${i}><button type="button" class="plain" onClick=${() => show(i)}>index ${count(i)}</button> <code>${tokenShape(texts[i] ?? '')}</code> ${probability(t.logprobs[i])}</li>`)}</ol></details>`;
+    <ol>${least.map((i) => html`<li key=${i}><button type="button" class="plain" onClick=${() => show(i)}>turn ${turnAt(i)}, index ${count(i)}</button> <code class="dim">${shapes(texts, i - BEFORE, i)}</code><code>${shapes(texts, i, i + 1)}</code> ${probability(t.logprobs[i])}</li>`)}</ol></details>`;
 }
+
+/** The texts of some tokens that follow each other. @param {string[]} texts @param {number} from @param {number} to */
+const shapes = (texts, from, to) => texts.slice(Math.max(from, 0), to).map(tokenShape).join('');
 
 /** @param {import('./columns.js').Trajectory} t @returns {number[]} places, the least likely first */
 function leastLikely(t) {
@@ -173,7 +177,8 @@ function turnFinder(turns) {
 /** @param {import('./columns.js').Trajectory} t @param {string} text @param {number} i @param {number} turn @param {(turn: number) => string} linkTo */
 function describe(t, text, i, turn, linkTo) {
   const sampled = t.mask[i] === 1;
-  return html`Index ${count(i)} of ${count(t.ids.length)} tokens, id ${t.ids[i]} <code>${tokenShape(text)}</code> · ${sampled
+  const within = t.segments.findIndex((s) => i >= s.start && i < s.end);
+  return html`Index ${count(i)} of ${count(t.ids.length)} tokens${t.segments.length > 1 && ` (segment ${within + 1}, index ${count(i - t.segments[within].start)})`}, id ${t.ids[i]} <code>${tokenShape(text)}</code> · ${sampled
     ? html`sampled, logprob ${signed(t.logprobs[i])} (probability ${probability(t.logprobs[i])}), weights ${t.versions[t.version[i]] ?? 'not known'}`
     : 'not sampled'}${turn > 0 && html` · <a href=${linkTo(turn)}>turn ${turn}</a>`}`;
 }

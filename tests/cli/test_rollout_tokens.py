@@ -23,6 +23,6 @@ def test_the_least_likely_tokens_come_first_with_their_texts_and_turns() -> None
     texts = {5: "<p>", 6: "a", 7: "b", 8: "\n"}
     _, *rows = token_rows(found, {id: repr(text) for id, text in texts.items()}, texts, 2)
     assert rows == [
-        ["0.00137 %", "-11.200", "'\\n'", "8", "2", "0", "4", "'<p>ab<p>'"],
-        ["4.98 %", "-3.000", "'b'", "7", "1", "0", "2", "'<p>a'"],
+        ["0.00137 %", "-11.200", "'\\n'", "8", "2", "1", "4", "'<p>ab<p>'"],
+        ["4.98 %", "-3.000", "'b'", "7", "1", "1", "2", "'<p>a'"],
     ]
