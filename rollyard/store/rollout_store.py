@@ -36,6 +36,14 @@ class RolloutStore(ReadingStore[RolloutQueries]):
         """Return records in order of arrival, or as the search sorts them."""
         return await self.readers.call(lambda db: self.queries(db).list_rollouts(filter), costly=filter.is_costly)
 
+    async def finished(
+        self, after: int, limit: int, namespace: str | None = None, group: str | None = None, upto: int | None = None
+    ) -> list[RolloutRecord]:
+        """Return terminal records after this cursor, as `RolloutQueries.finished` does. With `upto` the caller reads all
+        of the past, and shares the connections of costly queries."""
+        query = partial(RolloutQueries.finished, after=after, limit=limit, namespace=namespace, group=group, upto=upto)
+        return await self.readers.call(lambda db: query(self.queries(db)), costly=upto is not None)
+
     get = reading(RolloutQueries.get)
     snapshots = reading(RolloutQueries.snapshots)
     saved_turns = reading(RolloutQueries.saved_turns)
@@ -46,7 +54,6 @@ class RolloutStore(ReadingStore[RolloutQueries]):
     count = reading(RolloutQueries.count, costly=True)
     ends_by_node = reading(RolloutQueries.ends_by_node, costly=True)
     losing_histories = reading(RolloutQueries.losing_histories, costly=True)
-    finished = reading(RolloutQueries.finished)
     newest_seq = reading(RolloutQueries.newest_seq)
     newest_cursor = reading(RolloutQueries.newest_cursor)
     counts = reading(RolloutQueries.counts)
