@@ -14,7 +14,7 @@ from rollyard.store.base import RolloutFilter, RolloutSearch, SortField
 SEARCHED = (
     "namespace", "pool", "group", "status", "metadata", "suspicious", "kind", "mode", "reason", "task", "batch", "prefix",
     "since", "until", "min_reward", "max_reward",
-    "failed_calls", "failed_tool", "lost",
+    "failed_calls", "failed_tool", "lost", "lost_reason",
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ def _search(request: web.Request) -> RolloutSearch | None:
         failed_calls=flag(request, "failed_calls"),
         failed_tool=query.get("failed_tool"),
         lost=flag(request, "lost"),
+        lost_reason=query.get("lost_reason"),
         sort=SortField(sort.removeprefix("-")) if sort else None,
         descending=sort.startswith("-"),
     )

@@ -18,6 +18,8 @@ from rollyard.kinds.metric_history import BatchHistory, TrainingStep
 
 MAX_STEPS = 10_000
 """Greatest number of training steps that the server sends."""
+NEWEST = 10
+"""Number of training steps whose mean reward is compared with that of the ones before."""
 
 
 @click.group()
@@ -30,7 +32,10 @@ def batches() -> None:
 @click.option("--limit", type=click.IntRange(1), help="only so many of the newest  [default: all]")
 @with_client
 async def list_(client: AsyncClient, namespace: str, series: str | None, limit: int | None) -> None:
-    """List batches, newest first, and the mean of their mean rewards."""
+    """List batches, newest first, and the mean of their mean rewards.
+
+    MEAN REWARD is that of all groups with a verdict, also of those that were not delivered.
+    """
     rows = [
         ["ID", "POOL", "SERIES", "STATUS", "DELIVERED", "FILTERED", "FAULTY", "IN FLIGHT", "MEAN REWARD", "STARTED"]
     ]
@@ -70,7 +75,8 @@ async def steps(client: AsyncClient, namespace: str, name: str, series: bool, fo
 
     REWARD is the mean reward of the delivered groups and its standard deviation, QUARTILES their 25 %, 50 % and 75 %
     points, ALL the mean of all groups with a verdict, delivered or not. FILTERED counts the groups that the filter held back.
-    STALENESS counts training steps: the mean and the greatest. TOKENS (MEAN) is of a delivered rollout, sampled; WASTED counts
+    STALENESS is the number of training steps between a group's draw and the step that uses it: the mean and the
+    greatest. TOKENS (MEAN) is of a delivered rollout, sampled; WASTED counts
     the sampled tokens of groups that were not delivered. A dash stands for an unknown value. The lines below the table are
     about all steps together.
     """
@@ -153,14 +159,29 @@ def stepped(history: BatchHistory, batches: Sequence[BatchView] = ()) -> list[st
         "ENDED",
     ]
     judged = sum(step.judged_rollouts for step in history.steps)
-    total = sum(step.judged_rollouts * (step.judged_reward_mean or 0.0) for step in history.steps)
     of = f"over {judged} rollouts of the steps shown (groups with a verdict, delivered or not)"
     return [
         *align([head, *map(_step, history.steps)]),
-        f"mean reward {_number(total / judged if judged else None)} {of}",
+        f"mean reward {_number(_judged_mean(history.steps))} {of}",
+        *_newest(history.steps),
         *_totals(history.steps),
         *_times_to_target(batches),
     ]
+
+
+def _judged_mean(steps: Sequence[TrainingStep]) -> float | None:
+    judged = sum(step.judged_rollouts for step in steps)
+    return sum(step.judged_rollouts * (step.judged_reward_mean or 0.0) for step in steps) / judged if judged else None
+
+
+def _newest(steps: Sequence[TrainingStep]) -> list[str]:
+    """Return whether the reward rises: the mean of the last steps, and of those before."""
+    found = [step for step in steps if step.judged_rollouts]
+    last, before = found[-NEWEST:], found[-2 * NEWEST : -NEWEST]
+    if not before:
+        return []
+    means = f"{_number(_judged_mean(last))}; of the {len(before)} before: {_number(_judged_mean(before))}"
+    return [f"mean reward of the last {len(last)} steps {means}"]
 
 
 def _totals(steps: Sequence[TrainingStep]) -> list[str]:

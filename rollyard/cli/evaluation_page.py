@@ -89,8 +89,9 @@ def comparison_page(found: EvaluationComparison, first: EvaluationView, second: 
         rows = []
         for (name, one), picture in zip(named, drawn, strict=True):
             before, after, difference, interval, p_value = difference_cells(one)
-            rows.append([escaped(name), before, after, difference, interval, picture, p_value])
-        head = ["metric", found.first, found.second, "difference", "95 % interval", "", "p"]
+            cells = [before, after, difference, interval, picture, p_value]
+            rows.append([escaped(name), *cells, _long(one.conclusion)])
+        head = ["metric", found.first, found.second, "difference", "95 % interval", "", "p", ""]
         parts.append(_section("Differences", head, rows))
         parts.append(
             _note("p: how often a random sign for each task's difference gives a difference at least as great")

@@ -141,6 +141,7 @@ def comparison_lines(found: EvaluationComparison, most: int | None) -> list[str]
         rows = [["METRIC", "FIRST", "SECOND", "DIFFERENCE", "95 % INTERVAL", "P"]]
         rows += [["mean reward", *difference_cells(found.mean)], ["pass@1", *difference_cells(found.pass_1)]]
         lines += ["", *align(rows)]
+        lines += [f"{name}: {one.conclusion}" for name, one in (("mean reward", found.mean), ("pass@1", found.pass_1))]
     lines.append(f"{len(found.better)} tasks are better in the second, {len(found.worse)} worse, {found.same} the same")
     rows = [["CHANGE", "TASK", "KIND", "FIRST", "SECOND", "DIFFERENCE", "METADATA"]]
     for word, changes in (("better", found.better), ("worse", found.worse)):
@@ -160,7 +161,7 @@ def _change(word: str, change: TaskChange) -> list[str]:
 def difference_cells(found: Difference) -> list[str]:
     """Return first, second, difference, interval and p."""
     interval = f"{found.low:+.3f} … {found.high:+.3f}"
-    return [_number(found.first), _number(found.second), f"{found.difference:+.3f}", interval, f"{found.p_value:.2g}"]
+    return [_number(found.first), _number(found.second), f"{found.difference:+.3f}", interval, f"{found.p_value:.3g}"]
 
 
 def estimate_cells(estimate: Estimate) -> list[str]:

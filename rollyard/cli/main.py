@@ -46,7 +46,7 @@ COMMANDS = {
     "suspend": ("objects", "Give back a pool's allocations and keep the pool."),
     "tasks": ("tasks", "Make sets of tasks from those of others, check them, and score old results again."),
     "token": ("token", "Renew the tokens with which jobs and people reach the server."),
-    "top": ("top", "Show live metrics of pools."),
+    "top": ("top", "Show live metrics of pools, or (`top nodes`) times, faults and losses of nodes."),
     "try": ("rollouts", "Run one task (a JSON file, or JSON) and print its turns."),
     "ui": ("ui", "Open the server's page in a browser."),
     "undo": ("revisions", "Give a pool the template of an earlier revision."),

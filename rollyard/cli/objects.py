@@ -355,17 +355,18 @@ async def wait_until(
 
 @click.command()
 @click.option("--for", "about", default="", help="KIND/NAME")
+@click.option("--warnings", is_flag=True, help="only warnings")
 @click.option("-A", "--all-namespaces", is_flag=True, help="objects of all namespaces")
 @with_client
-async def events(client: AsyncClient, namespace: str, about: str, all_namespaces: bool) -> None:
+async def events(client: AsyncClient, namespace: str, about: str, warnings: bool, all_namespaces: bool) -> None:
     """Show events, oldest first."""
-    fields = ""
+    fields = ["type=Warning"] if warnings else []
     if about:
         keys = kind_and_names((about,), namespace)[1]
         if not keys:
             raise click.UsageError("write --for KIND/NAME")
-        fields = f"involvedObject.kind={keys[0].kind},involvedObject.name={keys[0].name}"
-    found, _ = await client.list_objects("Event", None if all_namespaces else namespace, fields=fields)
+        fields += [f"involvedObject.kind={keys[0].kind}", f"involvedObject.name={keys[0].name}"]
+    found, _ = await client.list_objects("Event", None if all_namespaces else namespace, fields=",".join(fields))
     seen = sorted((e for e in found if isinstance(e, Event)), key=lambda e: e.last_timestamp)
     click.echo("\n".join(table(Event, seen, wide=False, namespaces=all_namespaces)))
 

@@ -74,7 +74,10 @@ async def history(client: AsyncClient, namespace: str, words: tuple[str, ...], r
             continue
         rows, before = [["REVISION", "TIME", "CHANGED"]], None
         for found in pool.status.revisions:
-            changed = "<unknown>" if before is None else ", ".join(_changed(before.template, found.template))
+            if before is None:
+                changed = "the first" if found.number == 1 else "<unknown>"
+            else:
+                changed = ", ".join(_changed(before.template, found.template))
             rows.append([str(found.number), f"{found.time.astimezone(UTC):%Y-%m-%d %H:%M:%S}", changed])
             before = found
         click.echo(printable("\n".join(align(rows))))

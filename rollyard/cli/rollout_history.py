@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from rollyard.cli.output import align
+from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_history import HistoryEntry, HistoryEvent, RolloutHistory
 
 ENDPOINT_REASONS = {
@@ -23,11 +24,15 @@ def history_lines(history: RolloutHistory) -> list[str]:
             rows.append(["...", "", "", "", "", "", f"{history.dropped} entries are not kept"])
         time = datetime.fromtimestamp(entry.at, UTC)
         row = [f"{time:%Y-%m-%d %H:%M:%S}", f"{entry.at - start:.1f}s", str(entry.attempt), str(entry.lease or "")]
-        rows.append([*row, entry.stage.value, entry.event, _details(entry, start)])
+        rows.append([*row, entry.stage.value, entry.event, _details(entry)])
     return align(rows)
 
 
-def _details(entry: HistoryEntry, start: float) -> str:
+_BEGUN_AGAIN = {Stage.INIT: Stage.INIT, Stage.RUN: Stage.INIT, Stage.EVAL: Stage.EVAL}
+"""Stage of a fault -> stage with which an attempt without saved turns begins. EVAL has the result of RUN."""
+
+
+def _details(entry: HistoryEntry) -> str:
     if entry.event == HistoryEvent.LEASED:
         return _lease(entry)
     words = [": ".join(text for text in (entry.reason, entry.message) if text)]
@@ -39,7 +44,8 @@ def _details(entry: HistoryEntry, start: float) -> str:
     if entry.seconds:
         words.append("at work: " + ", ".join(f"{stage.upper()} {took:.1f} s" for stage, took in entry.seconds.items()))
     if entry.retry_at is not None:
-        words.append(f"next attempt after {entry.retry_at - start:.1f}s")
+        place = f"after turn {entry.turns}" if entry.turns else f"from the beginning of {_BEGUN_AGAIN[entry.stage]}"
+        words.append(f"the next attempt begins {entry.retry_at - entry.at:.1f} s later, {place}")
     return "; ".join(" ".join(word.split()) for word in words if word)
 
 

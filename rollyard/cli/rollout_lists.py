@@ -126,6 +126,7 @@ _OPTIONS = (
     click.option("--failed-calls", is_flag=True, help="only rollouts with a tool call that failed"),
     click.option("--failed-tool", metavar="NAME", help="only rollouts with a call of this tool that failed"),
     click.option("--lost", is_flag=True, help="only rollouts that lost an attempt or a lease, and went on"),
+    click.option("--lost-reason", metavar="REASON", help="only rollouts that lost one for this reason"),
     click.option("--prefix", default="", help="only rollouts whose ids begin with it"),
 )
 
@@ -154,6 +155,7 @@ def conditions(given: Mapping[str, Any], sort: str | None = None) -> dict[str, A
         "max_reward",
         "prefix",
         "failed_tool",
+        "lost_reason",
     )
     search = {name: str(given[name]) for name in names if given[name] not in (None, "")}
     search |= {"sort": sort} if sort else {}
@@ -209,12 +211,12 @@ async def list_(
     if form == "json":
         click.echo(json.dumps([view.model_dump(mode="json") for view in views]))
     elif form == "id":
-        click.echo("\n".join(view.id for view in views))
+        click.echo("".join(f"{view.id}\n" for view in views), nl=False)
     elif form.startswith("columns="):
         click.echo("\n".join(align(_columns(views, form.removeprefix("columns=")))))
     elif form in ("table", "wide"):
         names = WIDE if form == "wide" else [*TABLE[:-1], "SUBMITTED", "ENDED"] if absolute else TABLE
-        more = [SORTED.get((sort or "").removeprefix("-")), "LOST" if given["lost"] else None]
+        more = [SORTED.get((sort or "").removeprefix("-")), "LOST" if given["lost"] or given["lost_reason"] else None]
         _print([*names, *(one for one in more if one is not None and one not in names)], views)
     else:
         raise click.UsageError(f"-o {form}: write table, wide, json, id, or columns=FIELD,…")

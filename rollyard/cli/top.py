@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout_history import LossSums
 from rollyard.kinds.top import NodeTop, TopView
 
 REFRESH_SECONDS = 2.0
@@ -51,14 +53,18 @@ async def top(
     form: str,
     since: float | None,
 ) -> None:
-    """Show live metrics of pools.
+    """Show live metrics of pools, or (`top nodes`) times, faults and losses of nodes.
 
     The metrics are tokens a second, sessions, cache use, stages and rollouts a minute. Rollouts are counted over the
-    last minute, other rates over the last 15 seconds. A dash stands for an unknown value. `rollyard top nodes` shows on
-    which nodes rollouts ended in the last hour, how many had faults, and how long INIT and RUN took, the slowest first.
+    last minute, other rates over the last 15 seconds. A dash stands for an unknown value. `4/8 +2` under INIT, RUN or
+    EVAL: 4 of 8 stage workers are busy, and 2 rollouts on the nodes wait for one.
+
+    `rollyard top nodes` shows on which nodes rollouts ended in the last hour, how many had faults, how long INIT and RUN
+    took, the slowest first, and what was lost on each node though its rollout went on.
     """
     if words == (NODES,):
-        _print_nodes(await client.nodes(namespace, since=since), form)
+        losses = await client.losses(namespace, since=since)
+        _print_nodes(await client.nodes(namespace, since=since), losses.rows, form)
         return
     if since is not None:
         raise click.UsageError(f"--since is for `rollyard top {NODES}`")
@@ -106,15 +112,26 @@ def _print(found: TopView, form: str, empty: str) -> None:
         click.echo(empty, err=True)
 
 
-def _print_nodes(nodes: Sequence[NodeTop], form: str) -> None:
+def _print_nodes(ended: Sequence[NodeTop], losses: Sequence[LossSums], form: str) -> None:
+    """Print also the nodes on which something was lost and no rollout ended."""
+    lost = Counter[str]()
+    for row in losses:
+        if row.node is not None:
+            lost[row.node] += row.losses
+    others = lost.keys() - {node.node for node in ended}
+    nodes = [
+        *ended,
+        *(NodeTop(node=name, rollouts=0, faults={}, init_median=None, run_median=None) for name in sorted(others)),
+    ]
     if form == "json":
-        click.echo(json.dumps([node.model_dump(mode="json") for node in nodes]))
+        click.echo(json.dumps([{**node.model_dump(mode="json"), "lost": lost[node.node]} for node in nodes]))
         return
-    rows = [["NODE", "ROLLOUTS", "FAULTS", "INIT MEDIAN", "RUN MEDIAN", "FAULTS BY REASON"]]
+    rows = [["NODE", "ROLLOUTS", "FAULTS", "LOST", "INIT MEDIAN", "RUN MEDIAN", "FAULTS BY REASON"]]
     for node in nodes:
         times = ["-" if one is None else f"{one:.1f}s" for one in (node.init_median, node.run_median)]
         reasons = ", ".join(f"{reason} {count}" for reason, count in node.faults.items()) or "-"
-        rows.append([node.node, str(node.rollouts), str(sum(node.faults.values())), *times, reasons])
+        counts = [str(count) for count in (node.rollouts, sum(node.faults.values()), lost[node.node])]
+        rows.append([node.node, *counts, *times, reasons])
     click.echo("\n".join(align(rows)))
 
 

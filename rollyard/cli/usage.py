@@ -19,7 +19,9 @@ from rollyard.kinds.usage import USAGE_BY, HoursBesideSlurm, SlurmUsageView, Usa
 WEEK_SECONDS = 7 * 86400.0
 MAX_JOBS, ALL_JOBS = 20, 100_000
 """Greatest number of jobs beside Slurm's accounting, in a table and in JSON."""
-COLUMNS = ["GPU HOURS", "CPU HOURS", "ROLLOUTS", "SCORED", "SCORED/GPU HOUR", "PROMPT TOKENS", "SAMPLED TOKENS"]
+COLUMNS = [
+    "GPU HOURS", "CPU HOURS", "ROLLOUTS", "SCORED", "SCORED/GPU HOUR", "SCORED/CPU HOUR", "PROMPT TOKENS", "SAMPLED TOKENS",
+]  # fmt: skip
 
 
 @click.command()
@@ -66,8 +68,8 @@ def _key(row: UsageRow, by: str) -> list[str]:
 
 
 def _cells(row: UsageTotals) -> list[str]:
-    rate = "-" if row.scored_per_gpu_hour is None else f"{row.scored_per_gpu_hour:.1f}"
-    counts = [str(row.rollouts), str(row.scored), rate, str(row.prompt_tokens), str(row.sampled_tokens)]
+    rates = ["-" if rate is None else f"{rate:.2f}" for rate in (row.scored_per_gpu_hour, row.scored_per_cpu_hour)]
+    counts = [str(row.rollouts), str(row.scored), *rates, str(row.prompt_tokens), str(row.sampled_tokens)]
     return [f"{row.gpu_hours:.2f}", f"{row.cpu_hours:.2f}", *counts]
 
 

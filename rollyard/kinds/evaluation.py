@@ -201,6 +201,8 @@ class Difference(WireModel):
     """95 % interval of the difference: paired bootstrap over tasks."""
     p_value: float
     """Two-sided p-value of the paired permutation test over tasks (random signs of the differences)."""
+    conclusion: str = ""
+    """What p says about which of the two is better."""
 
 
 class TaskChange(WireModel):

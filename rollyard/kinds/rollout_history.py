@@ -28,6 +28,11 @@ class HistoryEvent(StrEnum):
     ENDED = "Ended"
 
 
+LOSS_EVENTS = (HistoryEvent.LEASE_LOST, HistoryEvent.FAULT)
+"""Events after which the rollout went on although something was lost. `RolloutRecord.lost` counts the same events. A lease
+that its node agent handed back is none of them: at a drain or near the end of a walltime nothing is lost."""
+
+
 class ChosenEndpoint(WireModel):
     """Endpoint that was chosen for one role when a node agent got the lease."""
 

@@ -134,6 +134,8 @@ class UsageTotals(WireModel):
     """Those that ended with a reward."""
     scored_per_gpu_hour: float | None = None
     """Null without GPU-hours."""
+    scored_per_cpu_hour: float | None = None
+    """Null without CPU-hours."""
 
 
 class UsageRow(UsageTotals):

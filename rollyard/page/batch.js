@@ -34,7 +34,7 @@ function Head({ b, namespace }) {
     ['Status', html`<${Mark} word=${b.status} />`],
     ['Pool', html`<a href=${link(['pools', 'RolloutPool', b.pool], { ns: ns(namespace) })}>${b.pool}</a>`],
     ['Training', html`<a href=${link(['trainings', b.series], { ns: ns(namespace) })}>${b.series}</a>`], ['Mean reward', decimal(b.reward_mean)], ['Dataset', b.dataset ?? 'tasks of its own'], ['Rollouts in a group', count(b.n)],
-    ['Delivered', `${count(b.delivered)}${b.target === null ? ', a stream' : ` of ${count(b.target)}`}`], ['Used by the trainer', count(b.acknowledged)],
+    ['Delivered', `${count(b.delivered)}${b.target === null ? ', a stream' : ` of ${count(b.target)}`}`], ['Acknowledged by the trainer', count(b.acknowledged)],
     ['Drawn', count(b.drawn)], ['In flight', count(b.in_flight)], ['Carried in', count(b.carried_in)], ['Passed over', count(b.passed_over)],
     ['Held back', html`${count(b.filtered.all_low)} all low, ${count(b.filtered.all_high)} all high, ${count(b.filtered.other)} other`], ['Faulty', count(b.faulty)],
     ['Informative', percent(b.informative_share)], ['Pass the filter, estimate', percent(b.estimated_pass_rate)],

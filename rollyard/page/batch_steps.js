@@ -47,7 +47,7 @@ function charts(read) {
     chart('Groups whose rewards differ', { share: (s) => s.informative_share }, percent, 1),
     ...(alone ? [chart('Groups', { delivered: (s) => s.groups, 'all low': (s) => s.all_low, 'all high': (s) => s.all_high, other: (s) => s.other, faulty: (s) => s.faulty }, count)] : [chart('Groups held back', { '': (s) => s.all_low + s.all_high + s.other + s.faulty }, count)]),
     chart('Wasted tokens', { tokens: (s) => s.wasted_tokens }, count),
-    chart('Staleness in training steps', alone ? { mean: (s) => s.staleness_mean, greatest: (s) => s.staleness_max } : { mean: (s) => s.staleness_mean }),
+    chart('Staleness: steps between draw and use', alone ? { mean: (s) => s.staleness_mean, greatest: (s) => s.staleness_max } : { mean: (s) => s.staleness_mean }),
     chart('Spread within a group', { 'standard deviation': (s) => s.group_reward_std }),
     chart('Sampled tokens of a rollout', { mean: (s) => s.tokens_mean }, count),
     chart('Turns and tool calls of a rollout', { turns: (s) => s.turns_mean, 'tool calls': (s) => s.tool_calls_mean }),

@@ -24,7 +24,7 @@ export function Comparison({ route }) {
         { head: 'Metric', main: true, cell: (/** @type {any} */ r) => r[0] }, { head: first, figure: true, cell: (/** @type {any} */ r) => decimal(r[1].first) }, { head: second, figure: true, cell: (/** @type {any} */ r) => decimal(r[1].second) },
         { head: 'Difference', figure: true, cell: (/** @type {any} */ r) => signed(r[1].difference) }, { head: '95 % interval', figure: true, cell: (/** @type {any} */ r) => `${signed(r[1].low)} to ${signed(r[1].high)}` },
         { head: 'p', figure: true, title: 'paired permutation test over tasks', cell: (/** @type {any} */ r) => decimal(r[1].p_value) },
-        { head: '', wide: true, cell: (/** @type {any} */ r) => (r[1].low > 0 ? `${second} is better` : r[1].high < 0 ? `${first} is better` : c.better.length + c.worse.length ? 'the interval contains 0, so chance can explain the difference' : `no task differs; of ${count(c.tasks)} tasks, that does not show that none would`) },
+        { head: '', wide: true, cell: (/** @type {any} */ r) => visible(r[1].conclusion) },
       ]} />
       <${Changes} title="Worse" changes=${c.worse} first=${first} second=${second} namespace=${namespace} /><${Changes} title="Better" changes=${c.better} first=${first} second=${second} namespace=${namespace} />`}<//></div>`;
 }

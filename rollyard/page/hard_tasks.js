@@ -35,7 +35,7 @@ function Ranked({ rows, namespace, of, prompts }) {
     { head: 'Mean reward', figure: true, cell: (/** @type {any} */ r) => decimal(r.mean_reward) }, { head: 'Best', figure: true, cell: (/** @type {any} */ r) => decimal(r.best_reward) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) }, { head: 'Without reward', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts - r.scored) },
     { head: 'Groups', figure: true, title: 'groups with at least two rewards', cell: (/** @type {any} */ r) => count(r.groups) }, { head: 'Informative', figure: true, title: 'groups whose rewards differ', cell: (/** @type {any} */ r) => count(r.informative) },
-    { head: 'Tokens', figure: true, title: 'sampled tokens of a rollout, mean', cell: (/** @type {any} */ r) => count(r.tokens / r.rollouts) },
+    { head: 'Tokens, mean', figure: true, title: 'sampled tokens of a rollout', cell: (/** @type {any} */ r) => count(r.tokens / r.rollouts) },
     { head: 'Newest', cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts', r.newest], { ns: ns(namespace) })}>${r.newest}</a>` },
     { head: 'Prompt', wide: true, cell: (/** @type {any} */ r) => short(prompts.get(r.value)) },
   ];

@@ -17,7 +17,9 @@ export function Losses({ namespace, since, hours }) {
   const answer = useLosses(namespace, since, `${namespace} ${hours}`);
   return html`<section aria-labelledby="losses"><h2 id="losses">Lost attempts and leases, by reason</h2>
     <${Loaded} of=${answer} what="losses">${(/** @type {any} */ d) => html`<${Table} stack caption="Losses by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => `${r.reason} ${r.node}`} empty="No rollout lost an attempt or a lease, and went on, in this time." columns=${[
-      { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a title="rollouts of this time with a loss" href=${link(['rollouts'], { ns: ns(namespace), lost: 'true', hours, sort: 'arrival' })}>${r.reason ?? 'not known'}</a>` },
+      { head: 'Reason', main: true, cell: (/** @type {any} */ r) => (r.reason
+        ? html`<a title="rollouts of this time with such a loss" href=${link(['rollouts'], { ns: ns(namespace), lost_reason: r.reason, hours, sort: 'arrival' })}>${r.reason}</a>`
+        : html`<a title="rollouts of this time with a loss" href=${link(['rollouts'], { ns: ns(namespace), lost: 'true', hours, sort: 'arrival' })}>not known</a>`) },
       { head: 'Node', cell: (/** @type {any} */ r) => r.node ?? 'not known' },
       { head: 'Losses', figure: true, title: 'infrastructure faults and lost leases after which the rollout went on', cell: (/** @type {any} */ r) => count(r.losses) },
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },

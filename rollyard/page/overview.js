@@ -2,8 +2,8 @@
 
 import { OBJECTS, url } from './api.js';
 import { PoolMark, readyCount, troubles, toneOfCondition } from './conditions.js';
-import { Events, newest } from './events.js';
-import { count, decimal, percent, UNKNOWN, unix } from './format.js';
+import { Events, knownSince, mergedByPool, newest } from './events.js';
+import { count, decimal, percent, timeOfDay, UNKNOWN, unix } from './format.js';
 import { live, objects } from './live.js';
 import { Loaded, Missed } from './loaded.js';
 import { Losses } from './losses.js';
@@ -19,6 +19,8 @@ import { Waiting } from './waiting.js';
 
 const REFRESH_SECONDS = 4;
 const RECENT_SECONDS = 3600;
+const MOST_WARNINGS = 12;
+const HOURS = 24; // shown where the address names none
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Overview({ route }) {
@@ -30,7 +32,7 @@ export function Overview({ route }) {
   return html`<div><h1>Overview</h1>
     <${Wrong} namespace=${namespace} />
     <section aria-labelledby="running"><h2 id="running">Rollouts</h2>
-      <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} />`}<//></section>
+      <${Loaded} of=${counts} what="counts of rollouts">${(/** @type {any} */ c) => html`<${Counts} counts=${c} namespace=${namespace} hours=${hoursOf(route, HOURS)} />`}<//></section>
     <${Faults} namespace=${namespace} route=${route} />
     <section aria-labelledby="pools"><h2 id="pools">Pools</h2><${PoolTables} namespace=${namespace} top=${top} /></section>
     <${Waiting} namespace=${namespace} queued=${counts.data?.queued} allocations=${objects('Allocation', namespace)} />
@@ -51,7 +53,10 @@ function Wrong({ namespace }) {
   const now = useNow();
   const pools = [...objects('InferencePool', namespace), ...objects('RolloutPool', namespace)];
   const found = pools.filter((pool) => !pool.spec.suspend || pool.status?.replicas?.observed).flatMap((pool) => troubles(pool).map((condition) => ({ pool, condition })));
-  const warnings = newest((e) => e.metadata.namespace === namespace && e.type === 'Warning' && (unix(e.lastTimestamp) ?? 0) > now - RECENT_SECONDS, 8);
+  const warnings = mergedByPool(newest((e) => e.metadata.namespace === namespace && e.type === 'Warning' && (unix(e.lastTimestamp) ?? 0) > now - RECENT_SECONDS));
+  const more = warnings.length - MOST_WARNINGS;
+  const since = knownSince() ?? 0;
+  const some = since > now - RECENT_SECONDS && html`<p class="dim">The page has events since ${timeOfDay(since)} only. There may be earlier ones: <code>rollyard events${option(namespace)}</code>.</p>`;
   return html`<section aria-labelledby="wrong"><h2 id="wrong">What is wrong now</h2>
     ${!live.listed ? html`<p class="dim">Not known yet.</p>` : html`
     ${!found.length && !warnings.length && html`<p><${Mark} tone="good" word="Nothing that the pools or the last hour's events know of." /></p>`}
@@ -62,27 +67,33 @@ function Wrong({ namespace }) {
       { head: 'Since', cell: (/** @type {any} */ f) => html`<${Time} at=${f.condition.lastTransitionTime} />` },
       { head: 'Message', wide: true, cell: (/** @type {any} */ f) => html`${message(f.condition.message)}${f.condition.type === 'ImagesReady' && html` <a href=${link(['pools', f.pool.kind, f.pool.metadata.name], { ns: ns(namespace) })}>All missing images</a>`}` },
     ]} />`}
-    ${warnings.length > 0 && html`<h3>Warnings of the last hour</h3><${Events} events=${warnings} />`}`}
+    ${warnings.length > 0 && html`<h3>Warnings of the last hour</h3><p class="dim">By reason and pool, each with its newest object and message.</p>
+      <${Events} caption="Warnings of the last hour" events=${warnings.slice(0, MOST_WARNINGS)} />
+      ${more > 0 && html`<p class="dim">${more} more, last seen earlier. <code>rollyard events${option(namespace)}</code> shows all.</p>`}`}
+    ${some}`}
   </section>`;
 }
 
-/** @param {{counts: any, namespace: string}} props */
-function Counts({ counts: c, namespace }) {
+/** @param {{counts: any, namespace: string, hours: number}} props */
+function Counts({ counts: c, namespace, hours }) {
+  const since = Math.floor(useNow() / 60) * 60 - hours * 3600;
+  const marked = usePoll(url('/v1/rollouts', { namespace, suspicious: 'true', total: 'true', limit: 1, since }), 15, `${namespace} ${hours}`);
   /** @param {string} word @param {string} status */
   const to = (word, status) => html`<a href=${link(['rollouts'], { ns: ns(namespace), status })}>${count(c[word])}</a>`;
   return html`<${Facts} pairs=${[
     ['Queued', to('queued', 'Queued')], ['INIT', to('INIT', 'Running')], ['RUN', to('RUN', 'Running')], ['EVAL', to('EVAL', 'Running')],
     ['Completed', to('Completed', 'Completed')], ['Truncated', to('Truncated', 'Truncated')], ['Failed', to('Failed', 'Failed')],
     ['InfraFailed', to('InfraFailed', 'InfraFailed')], ['Cancelled', to('Cancelled', 'Cancelled')], ['Mean reward', decimal(c.reward_mean)],
+    [`Suspicious, ${hours} h`, html`<a title="rewards with marks of hacks" href=${link(['rollouts'], { ns: ns(namespace), suspicious: 'true', hours })}>${count(marked.data?.total)}</a>`],
   ]} />`;
 }
 
 /** Rollouts that ended without a reward, by reason. @param {{namespace: string, route: import('./route.js').Route}} props */
 function Faults({ namespace, route }) {
-  const hours = hoursOf(route, 24);
+  const hours = hoursOf(route, HOURS);
   const since = Math.floor(useNow() / 60) * 60 - hours * 3600;
   const answer = usePoll(url('/v1/rollouts/summary', { namespace, by: 'reason', status: 'Failed,InfraFailed', since }), 10, `${namespace} ${hours}`);
-  return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason</h2><${TimeRange} route=${route} usual=${24} />
+  return html`<section aria-labelledby="faults"><h2 id="faults">Rollouts without a reward, by reason</h2><${TimeRange} route=${route} usual=${HOURS} />
     <${Loaded} of=${answer} what="reasons of failures">${(/** @type {any} */ d) => html`<${Table} stack caption="Failures by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => String(r.value)} empty="No rollout ended without a reward in this time." columns=${[
       { head: 'Reason', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['rollouts'], { ns: ns(namespace), reason: r.value, hours })}>${r.value ?? 'not known'}</a>` },
       { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },

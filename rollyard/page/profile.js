@@ -27,7 +27,23 @@ export function ProfileView({ route }) {
  * the page's addresses. subject: what stays the same while a time in the conditions moves on */
 export function Profile({ conditions, query, subject }) {
   const answer = usePoll(url('/v1/rollouts/profile', conditions), REFRESH_SECONDS, subject ?? link(['profile'], query));
-  return html`<${Loaded} of=${answer} what="profile of rollouts">${(/** @type {any} */ p) => html`<${Parts} p=${p} query=${query} />`}<//>`;
+  return html`<${Loaded} of=${answer} what="profile of rollouts">${(/** @type {any} */ p) => html`<${Parts} p=${p} query=${query} />`}<//>
+    <${Kinds} conditions=${conditions} query=${query} subject=${subject} />`;
+}
+
+/** Where there are several task kinds: the tokens of each. @param {{conditions: Record<string, unknown>, query: Record<string, unknown>, subject?: string}} props */
+function Kinds({ conditions, query, subject }) {
+  const answer = usePoll(url('/v1/rollouts/summary', { ...conditions, by: 'kind' }), REFRESH_SECONDS, subject ?? link(['profile'], query));
+  const rows = [...(answer.data?.rows ?? [])].sort((/** @type {any} */ a, /** @type {any} */ b) => b.tokens - a.tokens);
+  const whole = rows.reduce((n, r) => n + r.tokens, 0);
+  if (rows.length < 2) return null;
+  return html`<h3>Tokens by task kind</h3><${Table} caption="Tokens by task kind" fit rows=${rows} keyOf=${(/** @type {any} */ r) => r.value} columns=${[
+    { head: 'Kind', main: true, cell: (/** @type {any} */ r) => html`<a href=${link(['profile'], { ...query, kind: r.value })}>${r.value}</a>` },
+    { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) },
+    { head: 'Sampled tokens', figure: true, cell: (/** @type {any} */ r) => count(r.tokens) },
+    { head: 'Of a rollout, mean', figure: true, cell: (/** @type {any} */ r) => count(r.tokens / r.rollouts) },
+    { head: 'Share', figure: true, cell: (/** @type {any} */ r) => percent(share(r.tokens, whole)) },
+  ]} />`;
 }
 
 /** @param {{p: any, query: Record<string, unknown>}} props */

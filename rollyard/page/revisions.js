@@ -13,7 +13,7 @@ export function Revisions({ pool }) {
     empty="None yet: no allocation was made from a template." columns=${[
       { head: 'Revision', main: true, cell: (/** @type {any} */ r) => r.number },
       { head: 'When', cell: (/** @type {any} */ r) => html`<${Time} at=${r.time} />` },
-      { head: 'Changed', wide: true, cell: (/** @type {any} */ r) => (r.changes ? r.changes.map((/** @type {string} */ c) => html`<div key=${c}><code>${visible(c)}</code></div>`) : 'not known: it is the oldest one that is kept') },
+      { head: 'Changed', wide: true, cell: (/** @type {any} */ r) => (r.changes ? r.changes.map((/** @type {string} */ c) => html`<div key=${c}><code>${visible(c)}</code></div>`) : r.number === 1 ? 'the first' : 'not known: it is the oldest one that is kept') },
     ]} />
     <p class="dim">A revision is a template from which the pool's allocations were made. A change of the size makes none. <code>rollyard undo</code> gives the pool the template of an earlier one.</p></section>`;
 }

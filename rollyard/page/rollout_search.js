@@ -3,7 +3,7 @@
 import { metadataJson } from './filters.js';
 import { namespaceOf } from './route.js';
 
-const CONDITIONS = ['pool', 'group', 'status', 'suspicious', 'kind', 'mode', 'reason', 'task', 'batch', 'prefix', 'min_reward', 'max_reward', 'failed_calls', 'failed_tool', 'lost'];
+const CONDITIONS = ['pool', 'group', 'status', 'suspicious', 'kind', 'mode', 'reason', 'task', 'batch', 'prefix', 'min_reward', 'max_reward', 'failed_calls', 'failed_tool', 'lost', 'lost_reason'];
 
 /** @param {string} text */
 export const checkMetadata = (text) => (metadataJson(text) === undefined ? 'Write pairs such as difficulty=hard, or a JSON object.' : '');

@@ -46,20 +46,20 @@ export function Rollouts({ route }) {
       { name: 'status', label: 'Status', options: [...STATUSES.map((s) => [s, s]), ['Queued,Running', 'unfinished'], ['Failed,InfraFailed', 'ended by a fault']] },
       { name: 'kind', label: 'Task kind', hint: 'math' }, { name: 'reason', label: 'Reason of the error', hint: 'SandboxLost' }, { name: 'batch', label: 'Batch', hint: 'id' },
       { name: 'metadata', label: 'Metadata', hint: 'difficulty=hard', check: checkMetadata },
+      { name: 'suspicious', label: 'Reward', options: [['true', 'suspicious (marks of hacks)']] },
       { name: 'sort', label: 'Order', options: SORTS, none: 'newest end first' },
       { name: 'group', label: 'Group', hint: 'name', seldom: true }, { name: 'prefix', label: 'Id begins with', seldom: true }, { name: 'task', label: 'Task', hint: '16 digits of its digest', seldom: true },
       { name: 'mode', label: 'Mode', options: [['train', 'train'], ['eval', 'eval'], ['check', 'check']], seldom: true },
       { name: 'min_reward', label: 'Reward at least', check: checkNumber, seldom: true }, { name: 'max_reward', label: 'Reward at most', check: checkNumber, seldom: true },
       { name: 'hours', label: 'Ended within', options: [[TEN_MINUTES, '10 minutes'], ['1', '1 hour'], ['6', '6 hours'], ['24', '1 day'], ['168', '1 week']], seldom: true },
-      { name: 'suspicious', label: 'Suspicious', options: [['true', 'rewards with marks']], seldom: true },
       { name: 'failed_calls', label: 'Tool calls', options: [['true', 'some failed']], seldom: true }, { name: 'failed_tool', label: 'Failed tool', hint: 'bash', seldom: true },
-      { name: 'lost', label: 'Lost', options: [['true', 'an attempt or a lease, and went on']], seldom: true },
+      { name: 'lost', label: 'Lost', options: [['true', 'an attempt or a lease, and went on']], seldom: true }, { name: 'lost_reason', label: 'Lost by', hint: 'SandboxLost', seldom: true },
     ]} />
     <form class="filters" aria-label="Open a rollout" onSubmit=${(/** @type {any} */ e) => { e.preventDefault(); const id = e.target.elements.id.value.trim(); if (id) go(link(['rollouts', id], { ns: ns(namespace) })); }}>
       <label>Open by id <input name="id" type="text" spellcheck="false" autocomplete="off" placeholder="id, then Enter" /></label></form>
     <${Loaded} of=${answer} what="rollouts">${(/** @type {any} */ data) => html`
       <p class="dim" role="status">${totalOf(data, sort, route)} <a href=${link(['profile'], { ...route.query, sort: undefined, after: undefined, limit: undefined })}>Where their time and tokens go</a></p>
-      <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route)} byEnd=${sort === '-ended' || sort === 'ended'} lost=${route.query.lost === 'true'} />
+      <${RolloutTable} rollouts=${data.rollouts} empty=${empty(route, sort, data.total)} byEnd=${sort === '-ended' || sort === 'ended'} lost=${route.query.lost === 'true' || Boolean(route.query.lost_reason)} />
       <p class="pages">${pages(route, sort, data, limit)}</p>`}<//></div>`;
 }
 
@@ -84,8 +84,13 @@ function pages(route, sort, data, limit) {
     ${!route.query.status && html`<span class="dim">Only rollouts that have ended. </span><a href=${link(route.path, { ...route.query, sort: undefined, status: 'Queued,Running' })}>Those that have not</a>`}`;
 }
 
-/** @param {import('./route.js').Route} route */
-function empty(route) {
+/** Why no rollout is shown. @param {import('./route.js').Route} route @param {string | undefined} sort @param {number | undefined} total number of all that match */
+function empty(route, sort, total) {
+  if (sort && total) {
+    const why = !sort.endsWith('ended') ? `${total === 1 ? 'matches' : 'match'}, without what this order goes by` : total === 1 ? 'matches and has not ended' : 'match and have not ended';
+    return html`${count(total)} ${total === 1 ? 'rollout' : 'rollouts'} ${why}. <a href=${link(route.path, { ...route.query, sort: 'arrival', after: undefined })}>List ${total === 1 ? 'it' : 'them'} in order of arrival</a>`;
+  }
+  if (route.query.suspicious === 'true') return 'No reward in this search has a mark of a hack.';
   const filtered = Object.keys(route.query).some((k) => k !== 'ns');
   return filtered ? 'No rollout matches. Remove a filter, or choose another namespace.'
     : html`No rollout is stored in this namespace. <code>rollyard submit -f tasks.jsonl --pool POOL${option(namespaceOf(route))}</code> sends some.`;

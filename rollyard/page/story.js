@@ -43,18 +43,31 @@ export function HistoryTable({ history, namespace }) {
   ${history.dropped > 0 && html`<p class="dim">${history.dropped} entries after the first ${history.kept_first} are not kept.</p>`}`;
 }
 
+/** @type {Record<string, string>} */
+const ENDPOINT_REASONS = { WarmPrefix: 'a part of the prompt is in its cache', SameNode: 'on the same node', LeastLoad: 'least load' };
+
+/** Why this node agent was chosen. @param {any} e */
+function leaseReason(e) {
+  /** @type {Record<string, string>} */
+  const why = {
+    OnlyOne: 'the only node agent with room for it', MostRoom: `the most room of ${e.able} node agents: ${e.free}`,
+    HasImage: `of the node agents with its image, the most room: ${e.free}`, Exclusive: 'a node agent without other work',
+  };
+  return why[e.reason] ?? e.reason;
+}
+
 /** @param {any} e @param {string} namespace */
 function details(e, namespace) {
   const words = [];
   if (e.status) words.push(`${e.status}${e.reward === undefined ? '' : `, reward ${decimal(e.reward)}`}`);
   if (e.role) words.push(`${e.role} from ${e.previous ?? 'none'} to ${e.endpoint}`);
-  for (const [role, chosen] of Object.entries(e.endpoints ?? {})) words.push(`${role} ${chosen.id}${chosen.reason ? ` (${chosen.reason})` : ''}`);
+  for (const [role, chosen] of Object.entries(e.endpoints ?? {})) words.push(`${role} ${chosen.id}${chosen.reason ? ` (${ENDPOINT_REASONS[chosen.reason] ?? chosen.reason})` : ''}`);
   if (e.weights_version) words.push(`weights ${e.weights_version}`);
-  const why = [e.reason, e.message].filter(Boolean).join(': ');
+  const why = [e.event === 'Leased' ? leaseReason(e) : e.reason, e.message].filter(Boolean).join(': ');
   if (why) words.push(why);
-  if (e.able > 1) words.push(`${e.able} node agents could take it; this one had room for ${e.free}`);
   const work = Object.entries(e.seconds ?? {}).map(([stage, seconds]) => `${stage.toUpperCase()} ${duration(seconds)}`);
   if (work.length) words.push(`at work: ${work.join(', ')}`);
+  if (e.retry_at) words.push(`the next attempt begins ${duration(e.retry_at - e.at)} later, ${e.turns ? `after turn ${e.turns}` : `from the beginning of ${e.stage === 'EVAL' ? 'EVAL' : 'INIT'}`}`);
   const text = message(words.join('; '));
   return e.allocation
     ? html`node ${e.node}, <a href=${link(['allocations', e.allocation], { ns: ns(namespace) })}>${e.allocation}</a>; ${text}` : text;

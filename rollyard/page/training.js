@@ -15,6 +15,7 @@ import { Time } from './time.js';
 import { html } from './view.js';
 
 const BATCHES = 500;
+const NEWEST = 10; // training steps
 
 /** @param {{route: import('./route.js').Route}} props */
 export function Training({ route }) {
@@ -49,20 +50,28 @@ export function sumsOf(steps, batches) {
   /** @param {string} of @param {string} weight */
   const mean = (of, weight) => share(sum((s) => (s[of] ?? 0) * s[weight]), sum((s) => (known(s[of]) ? s[weight] : 0)));
   const [delivered, wasted, tokens] = [sum((s) => s.groups), sum((s) => s.wasted_tokens), sum((s) => (s.tokens_mean ?? 0) * s.rollouts)];
+  const judged = steps.filter((s) => known(s.judged_reward_mean));
+  const meanOf = (/** @type {any[]} */ some) => share(some.reduce((n, s) => n + s.judged_reward_mean * s.judged_rollouts, 0), some.reduce((n, s) => n + s.judged_rollouts, 0));
   const [low, high, other] = [sum((s) => s.all_low), sum((s) => s.all_high), sum((s) => s.other)];
   return {
     steps: steps.length, delivered, low, high, other, wasted, tokens, faulty: sum((s) => s.faulty), reward: mean('judged_reward_mean', 'judged_rollouts'),
     informative: share(sum((s) => s.differing), sum((s) => s.compared)), wastedShare: share(wasted, wasted + tokens), staleness: mean('staleness_mean', 'groups'),
     toTarget: share(times.reduce((a, b) => a + b, 0), times.length), length: mean('tokens_mean', 'rollouts'), toolCalls: mean('tool_calls_mean', 'rollouts'), seconds: mean('seconds_mean', 'rollouts'),
-    last: [...steps].reverse().find((s) => known(s.judged_reward_mean))?.judged_reward_mean,
+    newest: meanOf(judged.slice(-NEWEST)), before: meanOf(judged.slice(-2 * NEWEST, -NEWEST)), judged: judged.length,
   };
+}
+
+/** The mean reward of the last steps, and of those before. @param {ReturnType<typeof sumsOf>} s */
+function newestSteps(s) {
+  if (s.judged <= NEWEST) return s.judged ? `${decimal(s.newest)}: there are ${s.judged}` : UNKNOWN;
+  return `${decimal(s.newest)}; of the ${Math.min(NEWEST, s.judged - NEWEST)} before: ${decimal(s.before)}`;
 }
 
 /** @type {[string, (s: ReturnType<typeof sumsOf>) => string][]} */
 const ROWS = [
-  ['Training steps', (s) => count(s.steps)], ['Mean reward', (s) => decimal(s.reward)], ['Reward of the last step', (s) => decimal(s.last)], ['Informative', (s) => percent(s.informative)],
+  ['Training steps', (s) => count(s.steps)], ['Mean reward of judged groups', (s) => decimal(s.reward)], [`Of the last ${NEWEST} steps`, newestSteps], ['Informative', (s) => percent(s.informative)],
   ['Delivered groups', (s) => count(s.delivered)], ['Held back', (s) => `${count(s.low)} all low, ${count(s.high)} all high, ${count(s.other)} other`], ['Faulty', (s) => count(s.faulty)],
-  ['Wasted tokens', (s) => `${count(s.wasted)} (${percent(s.wastedShare)})`], ['Staleness', (s) => decimal(s.staleness)],
+  ['Wasted tokens', (s) => `${count(s.wasted)} (${percent(s.wastedShare)})`], ['Staleness, in steps between draw and use', (s) => decimal(s.staleness)],
   ['Tokens of a rollout', (s) => count(s.length)], ['Tool calls of a rollout', (s) => decimal(s.toolCalls)], ['Time of a rollout', (s) => duration(s.seconds)], ['Time to target, mean', (s) => duration(s.toTarget)],
 ];
 
@@ -73,7 +82,7 @@ function Head({ d, sums, newest, namespace }) {
     ['Pool', html`<a href=${link(['pools', 'RolloutPool', newest.pool], { ns: ns(namespace) })}>${newest.pool}</a>`], ['Dataset', newest.dataset ?? 'tasks of its own'], ['Batches', `${count(d.batches.length)}${d.batches.length >= BATCHES ? ' or more' : ''}`],
     ...ROWS.map(([name, of]) => [name, of(sums)]),
     ['Bias', bias.seconds === null ? UNKNOWN : `tokens ${decimal(bias.tokens)}, turns ${decimal(bias.turns)}, seconds ${decimal(bias.seconds)}`],
-  ]} /><p class="dim">The mean reward is over all groups with a verdict, also those that were held back.</p>`;
+  ]} /><p class="dim">Judged groups have a verdict, also those that were held back and not delivered.</p>`;
 }
 
 /** @param {{batches: any[], namespace: string}} props */

@@ -26,7 +26,7 @@ export function Usage({ route }) {
     <${TimeRange} route=${route} usual=${WEEK_HOURS} />
     <${Loaded} of=${answer} what="usage">${(/** @type {any} */ u) => html`<${Rows} u=${u} by=${by} />
       <p class="dim">Since ${clock(u.since)}. Hours are those of running jobs, as their templates ask for GPUs and cores; time in Slurm's queue does not count. Rollouts and tokens count when a rollout ends, without checks. A prompt has the tokens of the earlier turns again.
-        A RolloutPool has no GPUs in most set-ups, so read scored rollouts per GPU-hour in the last line.</p>`}<//>
+        The rollouts of a RolloutPool use the hours of an InferencePool too, so read scored rollouts per hour in the last line.</p>`}<//>
     <${SlurmUsage} namespace=${all ? undefined : namespace} since=${since} subject=${`${all} ${namespace} ${hours}`} /></div>`;
 }
 
@@ -41,7 +41,7 @@ function Rows({ u, by }) {
     ...(by === 'pool' ? [{ head: 'Kind', cell: (/** @type {any} */ r) => r.pool_kind ?? '' }, { head: 'Namespace', cell: (/** @type {any} */ r) => r.namespace ?? '' }] : []),
     { head: 'GPU-hours', figure: true, cell: (/** @type {any} */ r) => hours(r.gpu_hours) }, { head: 'CPU-hours', figure: true, cell: (/** @type {any} */ r) => hours(r.cpu_hours) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ r) => count(r.rollouts) }, { head: 'Scored', figure: true, title: 'accepted rollouts: they ended with a reward', cell: (/** @type {any} */ r) => count(r.scored) },
-    { head: 'Scored per GPU-hour', figure: true, cell: (/** @type {any} */ r) => decimal(r.scored_per_gpu_hour) },
+    { head: 'Scored per GPU-hour', figure: true, cell: (/** @type {any} */ r) => decimal(r.scored_per_gpu_hour) }, { head: 'Scored per CPU-hour', figure: true, cell: (/** @type {any} */ r) => decimal(r.scored_per_cpu_hour) },
     { head: 'Prompt tokens', figure: true, cell: (/** @type {any} */ r) => count(r.prompt_tokens) }, { head: 'Sampled tokens', figure: true, cell: (/** @type {any} */ r) => count(r.sampled_tokens) },
   ]} />`;
 }

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 EARLY_END = timedelta(seconds=3)
-"""A job's end may seem to lie this long before its submit: an intent's time lies a second ahead, and Slurm rounds down."""
+"""A job's end may seem to lie this long before its submit: Slurm cuts off fractions, and its clock may be a little behind."""
 NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
 """Greatest wait for accounting to name the user who cancelled a job, and time between two queries (seconds)."""
 

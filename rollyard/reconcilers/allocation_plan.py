@@ -12,7 +12,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, JobListing
 
-SUBMIT_MARGIN_SECONDS = 2.0
+SUBMIT_MARGIN_SECONDS = 3.0
 """A listing that begins less than this many seconds after the recorded time of the intent may lack the submitted job."""
 MIN_MISSES = 2
 

@@ -28,6 +28,7 @@ from rollyard.reconcilers.node_avoidance import BadNode
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.reconcilers.refused_field import refused_fields
 from rollyard.wire.tool_proof import ToolProof
 
 CRASH_LOOP = 3
@@ -301,7 +302,8 @@ def _retry_text(view: PoolView) -> str:
 def _end_text(allocation: Allocation) -> str:
     status = allocation.status
     if status.job_id is None:
-        return f"{allocation.metadata.name}: {status.reason}"
+        given = refused_fields(status.reason, allocation.spec.template) if status.refusal is not None else ""
+        return f"{allocation.metadata.name}: {status.reason}{f' (`allocation` has {given})' if given else ''}"
     return f"{allocation.metadata.name} ended {status.job_state}: {status.reason}"
 
 

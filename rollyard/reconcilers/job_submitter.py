@@ -36,7 +36,6 @@ GATHER_SECONDS = 0.03
 """Seconds to wait for other allocations of the same plan."""
 MAX_TASKS = 500
 """Greatest number of tasks in one array. Slurm's default limit is 1,000 (MaxArraySize)."""
-INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
 """Seconds after which a submit without an answer is reported in the allocation's condition."""
 
@@ -265,7 +264,7 @@ class Submitter:
 
     async def _record_intent(self, allocation: Allocation, burst: str | None, task: int) -> Allocation | None:
         intent = {
-            "intended_at": as_datetime(self._clock.time() + INTENT_MARGIN_SECONDS),
+            "intended_at": as_datetime(self._clock.time()),
             "intents": allocation.status.intents + 1,
             "burst": burst,
             "task": task if burst is not None else None,

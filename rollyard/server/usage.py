@@ -56,15 +56,16 @@ class _Sums:
         self.scored += hour.scored
 
     def totals(self) -> dict[str, float | int | None]:
-        gpu_hours = self.gpu_seconds / HOUR
+        gpu_hours, cpu_hours = self.gpu_seconds / HOUR, self.cpu_seconds / HOUR
         return {
             "gpu_hours": gpu_hours,
-            "cpu_hours": self.cpu_seconds / HOUR,
+            "cpu_hours": cpu_hours,
             "prompt_tokens": self.prompt_tokens,
             "sampled_tokens": self.sampled_tokens,
             "rollouts": self.rollouts,
             "scored": self.scored,
             "scored_per_gpu_hour": self.scored / gpu_hours if gpu_hours else None,
+            "scored_per_cpu_hour": self.scored / cpu_hours if cpu_hours else None,
         }
 
 

@@ -172,9 +172,9 @@ def _compare(job: JobTime, runs: Sequence[JobAccount], is_known: bool, since: fl
     if not runs:
         why = "accounting does not know the job"
         if is_known:
-            why = f"it never was in this Slurm, where job {job.id} is another one"
+            why += f": it never was in this Slurm, where job {job.id} is another one"
         elif job.id.startswith(STEP_PREFIX):
-            why = "accounting counts it as a step of the job in `spec.allocation.within`"
+            why += ": it is a step of the job in `spec.allocation.within`, and counts there"
         return _Compared(job, own, None, {}, (why,))
     started = [run for run in runs if run.start is not None]
     slurm = sum((_run_hours(run, since, until) for run in started), _Hours())

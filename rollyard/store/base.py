@@ -294,6 +294,8 @@ class RolloutSearch:
     """Only rollouts with a call of this tool that failed."""
     lost: bool = False
     """Only rollouts that lost an attempt or a lease, and went on."""
+    lost_reason: str | None = None
+    """Only rollouts that lost one for this reason."""
     sort: SortField | None = None
     """None: order of arrival. Rollouts without the value are left out."""
     descending: bool = False

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rollyard.kinds.rollout import CHECK, RolloutSums
+from rollyard.kinds.rollout_history import LOSS_EVENTS
 from rollyard.store import row_codec
 from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
 
@@ -186,9 +187,15 @@ def _conditions(filter: RolloutFilter, search: RolloutSearch) -> tuple[list[str]
         tools = "SELECT 1 FROM json_each(summary, '$.profile.by_tool') AS used"
         failed = "json_extract(used.value, '$.tool') = ? AND json_extract(used.value, '$.failed') > 0"
         given.append((f"EXISTS ({tools} WHERE {failed})", [search.failed_tool]))
-    if search.lost:
+    if search.lost or search.lost_reason is not None:
         losing = "SELECT seq FROM rollouts INDEXED BY rollouts_lost WHERE namespace = ? AND lost > 0"
         given.append((f"seq IN ({losing})", [filter.namespace]))
+    if search.lost_reason is not None:
+        lines = "SELECT 1 FROM json_each('[' || replace(rtrim(history, char(10)), char(10), ',') || ']') AS line"
+        event = f"json_extract(line.value, '$[1]') IN ({', '.join('?' * len(LOSS_EVENTS))})"
+        reason = "json_extract(line.value, '$[4].reason') = ?"
+        losing = f"{lines} WHERE line.type = 'array' AND {event} AND {reason}"
+        given.append((f"EXISTS ({losing})", [*LOSS_EVENTS, search.lost_reason]))
     if search.prefix:
         given.append(("substr(id, 1, ?) = ?", [len(search.prefix), search.prefix]))
     if search.batch is not None:

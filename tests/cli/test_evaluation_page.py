@@ -92,6 +92,7 @@ def test_every_number_of_the_command_is_in_the_file() -> None:
     assert f"{len(compared.better)} are better" in shown
     assert f"<h2>{len(compared.worse)} tasks are worse</h2>" in shown
     assert "the two have different values of `k`: 2 and 4" in shown
+    assert f'<td class="long">{compared.mean.conclusion}</td>' in shown
     empty = first.model_copy(
         update={"statistics": first.statistics.model_copy(update={"mean": None, "pass_at": {}, "pass_all": {}})}
     )

@@ -53,7 +53,7 @@ async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> Non
         lines = (await yard.rollyard("history", "rp/demo"))[0].splitlines()
         assert [line.split()[0] for line in lines] == ["REVISION", "1", "2", "3"]
         assert [line.split("  ")[-1].strip() for line in lines[1:]] == [
-            "<unknown>",
+            "the first",
             "allocation.cpusPerTask: (default) -> 7, allocation.setup: (default) -> true",
             f"restartedAt: (default) -> {restarted.spec.model_dump(mode='json')['restarted_at']}",
         ]
@@ -63,6 +63,7 @@ async def test_a_template_is_restarted_shown_and_brought_back(yard: Yard) -> Non
         back = await revisions(yard, client, 4)
         assert back.spec == first.spec
         assert [r.number for r in back.status.revisions] == [2, 3, 4]
+        assert (await yard.rollyard("history", "rp/demo"))[0].splitlines()[1].split()[-1] == "<unknown>"
         assert "skipped" in (await yard.rollyard("undo", "rp/demo", "--to-revision", "4"))[0]
         assert "template of revision 3 again" in (await yard.rollyard("undo", "rp/demo"))[0]
         assert (await revisions(yard, client, 5)).spec == restarted.spec

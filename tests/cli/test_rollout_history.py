@@ -39,7 +39,8 @@ def test_a_history_says_who_got_the_rollout_and_why_and_how_it_went_on() -> None
         "part of the prompt is in its cache); weights v2",
         "2023-11-14 22:13:22 2.0s 1 RUN StageBegun",
         "2023-11-14 22:13:23 3.0s 1 RUN EndpointMoved policy from policy-0 to policy-1; EndpointFailed: HTTP 502 Bad Gateway",
-        "2023-11-14 22:13:24 4.0s 1 RUN Fault SandboxLost: it died; at work: INIT 0.5 s; next attempt after 4.5s",
+        "2023-11-14 22:13:24 4.0s 1 RUN Fault SandboxLost: it died; at work: INIT 0.5 s; the next "
+        "attempt begins 0.5 s later, from the beginning of INIT",
         "2023-11-14 22:13:25 5.0s 2 2 INIT Leased node n2, demo-1 (a node agent without other work)",
         "2023-11-14 22:13:29 9.0s 2 EVAL Ended Completed, reward 0; at work: RUN 3.0 s, EVAL 0.2 s",
     ]

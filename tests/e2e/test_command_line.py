@@ -205,6 +205,7 @@ def test_an_object_with_the_name_of_a_deleted_one_has_its_own_events_alone(yard:
     assert re.search(r"Sandboxes:  \d+ warm now; rollouts got \d+ warm and \d+ cold; \d+ warm ended unused", shown)
     assert "spec.suspend is true" not in shown.split("Events:")[1]
     assert "spec.suspend is true" in rollyard(yard, "events")[0]
+    assert all(" Warning " in line for line in rollyard(yard, "events", "--warnings")[0].splitlines()[1:])
 
 
 def test_rollouts_that_are_scored_are_a_success_and_the_node_agents_log_tells_of_each(

@@ -344,7 +344,7 @@ async def test_weights_versions_are_evaluated_one_after_the_other_and_compared(y
         pools = {line.split()[1]: line.split() for line in out.splitlines()[2:-1]}
         assert float(pools["rolloutpool/demo"][3]) > 0, out
         assert int(pools["rolloutpool/demo"][5]) >= 13, "scored rollouts of both tests"
-        assert int(pools["rolloutpool/demo"][7]) > 0, "prompt tokens"
+        assert int(pools["rolloutpool/demo"][8]) > 0, "prompt tokens"
         _, err = await yard.rollyard("rollouts", "list", "-o", "columns=nonesuch", code=2)
         assert "there is no field 'nonesuch'; the fields are id, " in err
         assert "evaluation/w-one deleted" in (await yard.rollyard("eval", "delete", "w-one"))[0]

@@ -16,6 +16,8 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import load_context
+from rollyard.kinds.base import evolve
+from rollyard.kinds.event import InvolvedObject
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.page_proxy.recording import RECORDING, read, restore
 from rollyard.server.rollouts.step import Finished, Granted, Lost, step
@@ -43,6 +45,7 @@ async def recorded(tmp_path_factory: pytest.TempPathFactory, model_dir: Any) -> 
         [line for line in lines if line.table != "rollout" or KEPT.fullmatch(line.record["id"])], began, made.data
     )
     await add_losses(made)
+    await add_warnings(made)
     made.start()
     yield made
     await end(made)
@@ -59,6 +62,24 @@ async def add_losses(yard: Yard) -> None:
     store = await Store.open(yard.data)
     try:
         await store.rollouts.transact(lambda tx: tx.put(record))
+    finally:
+        await store.close()
+
+
+async def add_warnings(yard: Yard) -> None:
+    """Add warnings of the last minutes: more of one reason and pool than a page begins with, and among them many others."""
+    now = time.time()
+    refused = [("SubmitRefused", "Allocation", f"flood-rp-{number}", now - 120 + number / 10) for number in range(600)]
+    rare = [("JobFailed", "Allocation", "rare-ip-1", now - 70.5), ("SubmitRefused", "RolloutPool", "flood", now - 71.5)]
+    others = [(f"Other{number}", "RolloutPool", "rare", now - 75.05 - number / 10) for number in range(20)]
+    store = await Store.open(yard.data)
+    try:
+        for number, (reason, kind, name, at) in enumerate(refused + rare + others):
+            about = InvolvedObject(kind=kind, namespace="default", name=name)
+            event = make.event(f"warning-{number}", at=at, count=1 + (kind == "RolloutPool"))
+            await store.objects.create(
+                evolve(event, type="Warning", reason=reason, message=f"of {name}", involved_object=about)
+            )
     finally:
         await store.close()
 
@@ -151,7 +172,9 @@ async def test_usage_nodes_and_the_newest_batches(
     last = (await cells(tab, "Usage"))[-1]
     assert last[0] == "Total"
     assert [number(one) for one in last[5:7]] == [total.rollouts, total.scored]
-    assert number(last[9]) == total.sampled_tokens > 0
+    assert number(last[10]) == total.sampled_tokens > 0
+    heads = "[...document.querySelector('main table').tHead.rows[0].cells].map(cell => cell.textContent)"
+    assert (await tab.evaluate(heads))[8] == "Scored per CPU-hour"
     await tab.until(f"{MAIN}.includes('Not known: there is no Slurm here')")
     out, told = await recorded.rollyard("usage", "--slurm", code=1)
     assert "there is no Slurm here" in told
@@ -192,8 +215,16 @@ async def test_what_was_lost_although_no_rollout_ended_without_a_reward(
     out, told = await recorded.rollyard("rollouts", "losses", "--since", "1h")
     assert [line.split() for line in out.splitlines()[1:]] == [[*row, "lost-twice"] for row in wanted]
     assert "2 lost attempts and leases since" in told
+    out, _ = await recorded.rollyard("top", "nodes", "--since", "1h")
+    assert [line.split()[:4] for line in out.splitlines() if "lost-" in line] == [
+        ["lost-1", "0", "0", "1"],
+        ["lost-2", "0", "0", "1"],
+    ]
     out, _ = await recorded.rollyard("rollouts", "losses", "-o", "json")
     assert [row["newest"] for row in json.loads(out)["rows"]] == ["lost-twice"] * 2
+    out, _ = await recorded.rollyard("rollouts", "list", "--lost-reason", "Expired", "-o", "id")
+    assert out.split() == ["lost-twice"]
+    assert (await recorded.rollyard("rollouts", "list", "--lost-reason", "NodeFault", "-o", "id"))[0] == ""
     out, _ = await recorded.rollyard("rollouts", "list", "--lost")
     head, row = (line.split() for line in out.splitlines())
     assert (head[-1], row[0], row[-1]) == ("LOST", "lost-twice", "2")
@@ -204,10 +235,41 @@ async def test_what_was_lost_although_no_rollout_ended_without_a_reward(
     assert lost == {"lost-1": "1", "lost-2": "1"}
     await tab.go(proxy.page + "#/overview?hours=1")
     assert [row[:4] for row in await cells(tab, "Losses by reason")] == wanted
-    await tab.click("main a[href*='lost=true']")
-    await tab.until(f"location.hash.includes('lost=true') && {MAIN}.includes('1 rollout.')")
+    await tab.click("main a[href*='lost_reason=SandboxLost']")
+    await tab.until(f"location.hash.includes('lost_reason=') && {MAIN}.includes('1 rollout.')")
     (row,) = await cells(tab, "Rollouts")
     assert row[0] == "lost-twice"
+    assert tab.faults == []
+
+
+async def test_no_warning_hides_the_others(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
+    proxy, tab, _ = opened
+    await tab.go(proxy.page + "#/overview")
+    rows = [row[1:] for row in await cells(tab, "Warnings of the last hour")]
+    held = "[...m.live.kinds.Event.values()].filter(e => e.reason === 'SubmitRefused')"
+    sum_of = f"import('/ui/live.js').then(m => {held}.reduce((sum, e) => sum + e.count, 0))"
+    assert [row for row in rows if "SubmitRefused" in row[0]] == [
+        ["▲ SubmitRefused", str(await tab.evaluate(sum_of)), "flood-rp-599", "of flood-rp-599"]
+    ]
+    assert ["▲ JobFailed", "1", "rare-ip-1", "of rare-ip-1"] in rows
+    assert ["▲ Other0", "2", "rare", "of rare"] in rows
+    assert len(rows) == 12
+    text = await tab.evaluate(MAIN)
+    assert re.search(r"\d+ more, last seen earlier\. rollyard events shows all", text)
+    assert re.search(r"The page has events since [0-9: -]+ only", text)
+    assert tab.faults == []
+
+
+async def test_a_search_that_finds_none_says_why(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
+    proxy, tab, _ = opened
+    await tab.go(proxy.page + "#/rollouts?prefix=lost-twice")
+    await tab.until(f"{MAIN}.includes('1 rollout matches and has not ended.')")
+    await tab.click("main .empty a")
+    assert [row[0] for row in await cells(tab, "Rollouts")] == ["lost-twice"]
+    await tab.go(proxy.page + "#/overview")
+    await tab.until(f"{MAIN}.includes('Suspicious, 24 h0')")
+    await tab.click("main a[href*='suspicious=true']")
+    await tab.until(f"{MAIN}.includes('No reward in this search has a mark of a hack.')")
     assert tab.faults == []
 
 
@@ -254,4 +316,5 @@ async def test_a_group_shows_its_task_and_a_pool_its_revisions(opened: tuple[Run
     ]  # fmt: skip
     await tab.go(f"{proxy.page}#/pools/RolloutPool/train")
     await tab.until(f"{MAIN}.includes('Revisions')")
+    assert (await cells(tab, "Revisions, newest first"))[-1][::2] == ["1", "the first"]
     assert tab.faults == []

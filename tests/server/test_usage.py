@@ -57,6 +57,7 @@ def test_rollouts_are_counted_by_pool_and_namespace_and_a_rate_needs_gpus() -> N
         ("a", 3, 1.0),
         ("b", 1, None),
     ]
+    assert found.total.scored_per_cpu_hour == pytest.approx(3 / 8)
     assert (found.total.prompt_tokens, found.total.sampled_tokens, found.total.cpu_hours) == (55, 8, 8.0)
 
 

@@ -58,7 +58,9 @@ def test_jobs_with_one_number_are_told_apart_by_name_and_submit() -> None:
     found = {one.allocation: one for one in compared([moved, present], {"1": runs})}
     assert found["policy-ip-1"].why == []
     assert found["policy-ip-0"].slurm_cpu_hours is None
-    assert found["policy-ip-0"].why == ["it never was in this Slurm, where job 1 is another one"]
+    assert found["policy-ip-0"].why == [
+        "accounting does not know the job: it never was in this Slurm, where job 1 is another one"
+    ]
     burst = [account(NOW - HOUR, None, name="rollyard-policy-ip")]  # jobs of an array have the pool's name alone
     assert [one.slurm_cpu_hours for one in compared([moved, present], {"1": burst})] == [None, 8.0]
 
@@ -121,7 +123,9 @@ def test_sums_by_pool_are_about_the_same_jobs_and_name_those_in_neither() -> Non
         ("Reruns", 1, 1.0, 4.0),
     ]
     assert [one.id for one in found.jobs] == ["step-4", "1"], "those that differ most, as many as asked for"
-    assert found.jobs[0].why == ["accounting counts it as a step of the job in `spec.allocation.within`"]
+    assert found.jobs[0].why == [
+        "accounting does not know the job: it is a step of the job in `spec.allocation.within`, and counts there"
+    ]
 
 
 def test_without_slurm_its_hours_are_unknown_and_not_zero() -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.kinds.task_metadata import items
+from rollyard.server.rollouts.history import history_of, with_entry
 from rollyard.store.base import RolloutFilter, RolloutRecord, RolloutSearch, SortField
 from rollyard.store.batch_records import GroupRecord, GroupState
 from rollyard.store.rollout_transaction import Transaction
@@ -41,8 +43,27 @@ def made(number: int, rng: random.Random) -> RolloutRecord:
         error=RolloutError(reason=reason, message="m") if ended and not status.scored else None,
         summary={**summary, "metrics": rng.choice([{}, {"suspicious": 1.0}]), **profile(rng)} if summary else {},
         finished_at=float(rng.randint(10, 20)) if ended else None,
-        lost=rng.choice([0, 0, 1, 3]),
+        **losses(rng),
     )
+
+
+LOSS = (HistoryEvent.FAULT, HistoryEvent.LEASE_LOST)
+
+
+def losses(rng: random.Random) -> dict[str, Any]:
+    """Fields `lost` and `history`. A long history lacks entries in the middle."""
+    record = rollout("r")
+    for _ in range(rng.choice([0, 0, 1, 3, 40])):
+        event = rng.choice([*LOSS, HistoryEvent.LEASED, HistoryEvent.HANDED_BACK])
+        reason = rng.choice([None, "SandboxLost", 'a"b', "one\ntwo, [3]"])
+        lost = record.lost + (event in LOSS)
+        record = replace(record, lost=lost, history=with_entry(record, 1.0, event, reason=reason))
+    return {"lost": record.lost, "history": record.history}
+
+
+def reasons(record: RolloutRecord) -> set[str | None]:
+    """Reasons of the losses that are in the history."""
+    return {one.reason for one in history_of(record).entries if one.event in LOSS}
 
 
 def profile(rng: random.Random) -> dict[str, Any]:
@@ -71,6 +92,7 @@ def matches(record: RolloutRecord, filter: RolloutFilter, search: RolloutSearch)
         and (not search.failed_calls or bool(record.failed_calls))
         and (search.failed_tool is None or failed(record, search.failed_tool))
         and (not search.lost or record.lost > 0)
+        and (search.lost_reason is None or search.lost_reason in reasons(record))
         and set(filter.metadata) <= set(items(record.metadata))
         and (not filter.suspicious or (record.suspicious and bool(reward)))
         and (search.batch is None or record.group in ("g0", "g2"))
@@ -95,6 +117,7 @@ def conditions(rng: random.Random) -> tuple[RolloutFilter, RolloutSearch]:
         failed_calls=maybe(True) or False,
         failed_tool=maybe("bash", 'a"b', "none"),
         lost=maybe(True) or False,
+        lost_reason=maybe("SandboxLost", 'a"b', "one\ntwo, [3]", "none"),
         sort=maybe(*SortField),
         descending=rng.random() < 0.5,
     )

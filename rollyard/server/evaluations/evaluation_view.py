@@ -24,6 +24,7 @@ from rollyard.kinds.evaluation import (
 )
 from rollyard.server.evaluations.statistics import (
     EQUAL,
+    SIGNIFICANT,
     PairedTest,
     TaskMeans,
     compare,
@@ -183,16 +184,17 @@ def comparison(
     changes = sorted((_change(*pair) for pair in pairs), key=lambda change: -change.difference)
     better = [change for change in changes if change.difference > EQUAL]
     worse = [change for change in reversed(changes) if change.difference < -EQUAL]
+    names = (first[0].request.name, second[0].request.name)
     return EvaluationComparison(
-        first=first[0].request.name,
-        second=second[0].request.name,
+        first=names[0],
+        second=names[1],
         tasks=len(pairs),
         only_first=len(before) - len(pairs),
         only_second=len(after) - len(pairs),
         notes=[*_notes(first[0].request, second[0].request), *_same_weights(first[1], second[1])],
         solved_at=solved_at,
-        mean=_difference(compare(*_columns(pairs, _mean))),
-        pass_1=_difference(compare(*_columns(pairs, lambda task: solved(task.rewards, solved_at) / len(task.rewards)))),
+        mean=_difference(names, _columns(pairs, _mean)),
+        pass_1=_difference(names, _columns(pairs, lambda task: solved(task.rewards, solved_at) / len(task.rewards))),
         better=better,
         worse=worse,
         same=len(pairs) - len(better) - len(worse),
@@ -209,13 +211,30 @@ def _columns(
     return [value(one) for one, _ in pairs], [value(other) for _, other in pairs]
 
 
-def _difference(found: PairedTest | None) -> Difference | None:
+def _difference(names: tuple[str, str], values: tuple[list[float], list[float]]) -> Difference | None:
+    found = compare(*values)
     if found is None:
         return None
     first, second, difference, interval, p_value = found
     return Difference(
-        first=first, second=second, difference=difference, low=interval.low, high=interval.high, p_value=p_value
+        first=first,
+        second=second,
+        difference=difference,
+        low=interval.low,
+        high=interval.high,
+        p_value=p_value,
+        conclusion=_conclusion(names, values, found),
     )
+
+
+def _conclusion(names: tuple[str, str], values: tuple[list[float], list[float]], found: PairedTest) -> str:
+    """Return what the test says: p decides, not the interval, which is too narrow for few tasks."""
+    if not any(abs(one - other) > EQUAL for one, other in zip(*values, strict=True)):
+        return f"no task differs; of {len(values[0])} tasks, that does not show that none would"
+    if found.p_value < SIGNIFICANT:
+        return f"{names[found.difference > 0]} is better: p is below {SIGNIFICANT}"
+    few = "; the interval is too narrow for so few tasks" if found.interval.low * found.interval.high > 0 else ""
+    return f"not shown which is better: chance can explain the difference, for p is not below {SIGNIFICANT}{few}"
 
 
 def _change(first: EvaluatedTask, second: EvaluatedTask) -> TaskChange:

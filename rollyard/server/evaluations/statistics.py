@@ -27,6 +27,8 @@ EQUAL_VALUES = 8
 and it takes a thousandth of the time. Mean rewards of a few rollouts have few values."""
 EXACT_DIFFERENCES = 16
 """Up to this many tasks that differ, all signs of the differences are tried."""
+SIGNIFICANT = 0.05
+"""A p-value below this speaks against chance."""
 EQUAL = 1e-9
 
 

@@ -20,7 +20,7 @@ from rollyard.wire.node import CANNOT_MOVE_REASON, WALLTIME_REASON
 
 KEPT_FIRST, KEPT_LAST = 8, 24
 MAX_TEXT_CHARS = 200
-LOSSES = (HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK, HistoryEvent.FAULT)
+INTERRUPTIONS = (HistoryEvent.LEASE_LOST, HistoryEvent.HANDED_BACK, HistoryEvent.FAULT)
 """Events that end a lease without a result, after which another lease may go on."""
 
 
@@ -71,7 +71,7 @@ def last_loss(record: RolloutRecord) -> tuple[str, str]:
     if len(lines) < 2:
         return "", ""
     _, event, _, stage, fields = from_json(lines[0])
-    if event not in LOSSES or stage == Stage.EVAL or (event == HistoryEvent.FAULT and not record.saved_turns):
+    if event not in INTERRUPTIONS or stage == Stage.EVAL or (event == HistoryEvent.FAULT and not record.saved_turns):
         return "", ""
     return str(fields.get("reason", "")), str(fields.get("node", ""))
 

@@ -6,11 +6,7 @@ from collections.abc import Iterable
 
 from pydantic_core import from_json
 
-from rollyard.kinds.rollout_history import HistoryEvent, LossSums
-
-COUNTED = (HistoryEvent.LEASE_LOST, HistoryEvent.FAULT)
-"""Events after which the rollout went on although something was lost. `RolloutRecord.lost` counts the same events. A lease
-that its node agent handed back is none of them: at a drain or near the end of a walltime nothing is lost."""
+from rollyard.kinds.rollout_history import LOSS_EVENTS, HistoryEvent, LossSums
 
 
 def loss_sums(histories: Iterable[tuple[str, str]], since: float) -> list[LossSums]:
@@ -26,7 +22,7 @@ def loss_sums(histories: Iterable[tuple[str, str]], since: float) -> list[LossSu
             at, event, _, _, fields = line
             if event == HistoryEvent.LEASED:
                 node = fields.get("node")
-            if event in COUNTED and at >= since:
+            if event in LOSS_EVENTS and at >= since:
                 found.setdefault((fields.get("reason"), fields.get("node", node)), []).append((at, id))
     rows = [
         LossSums(

@@ -239,6 +239,12 @@ async def test_what_slurm_refuses_is_said_in_its_words(field: Field) -> None:
         return any("Invalid generic resource (gres) specification" in getattr(e, "message", "") for e in events)
 
     await field.yard.until(told)
+
+    async def named() -> bool:
+        conditions = getattr(await field.client.get(DEMO), "status").conditions  # noqa: B009
+        return any("(`allocation` has gres: shard:64)" in one.message for one in conditions)
+
+    await field.yard.until(named)
     await field.yard.gather(field.client, field.ids)  # the old ones stay until there are new ones
     await field.apply()
     await field.all_is_well()
