@@ -202,7 +202,7 @@ class Difference(WireModel):
     p_value: float
     """Two-sided p-value of the paired permutation test over tasks (random signs of the differences)."""
     conclusion: str = ""
-    """What p says about which of the two is better."""
+    """Verdict of p on which of the two is better."""
 
 
 class TaskChange(WireModel):

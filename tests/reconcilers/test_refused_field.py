@@ -1,4 +1,4 @@
-"""What Slurm refused is told with the field of the template that it is about."""
+"""Refusals of Slurm are told with the field of the template that they are about."""
 
 from __future__ import annotations
 

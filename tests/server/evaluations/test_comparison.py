@@ -1,4 +1,4 @@
-"""What a comparison of two evaluations says in words."""
+"""Verdict of a comparison of two evaluations, in words."""
 
 from __future__ import annotations
 
