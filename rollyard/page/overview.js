@@ -77,7 +77,7 @@ function Wrong({ namespace }) {
 /** @param {{counts: any, namespace: string, hours: number}} props */
 function Counts({ counts: c, namespace, hours }) {
   const since = Math.floor(useNow() / 60) * 60 - hours * 3600;
-  const marked = usePoll(url('/v1/rollouts', { namespace, suspicious: 'true', total: 'true', limit: 1, since }), 15, `${namespace} ${hours}`);
+  const marked = usePoll(url('/v1/rollouts', { namespace, suspicious: 'true', total: 'true', limit: 1, since }), 60, `${namespace} ${hours}`);
   /** @param {string} word @param {string} status */
   const to = (word, status) => html`<a href=${link(['rollouts'], { ns: ns(namespace), status })}>${count(c[word])}</a>`;
   return html`<${Facts} pairs=${[
