@@ -35,7 +35,7 @@ def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict
 def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster: NewCluster, tmp_path: Path) -> None:
     cluster = new_cluster(nodes=2, conf=("KillWait=3",))
     status, found = doctor(cluster)
-    assert status == 0
+    assert status == 0, found
     assert found["cluster"].startswith("OK")
     assert "by the driver cli; not pyslurm: ModuleNotFoundError: No module named 'pyslurm'" in found["cluster"]
     assert "partitions low, main are up, by default main; 2 of 2 nodes usable" in found["cluster"]

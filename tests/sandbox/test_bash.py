@@ -357,11 +357,9 @@ async def test_after_its_limit_nothing_of_a_command_line_still_runs(sandbox: San
 
 @pytest.mark.parametrize("trap", ["", "trap : INT; "])
 async def test_the_limit_ends_what_a_command_started_in_a_session_of_its_own(sandbox: Sandbox, trap: str) -> None:
-    beat = f"{trap}while :; do echo x >>/tmp/beats; sleep 0.01; done"
+    beat = f"{trap}rm -f /tmp/beats; echo x >/tmp/beats; echo begun; while :; do echo x >>/tmp/beats; sleep 0.01; done"
     start = f'subprocess.run(["sh", "-c", "{beat}"], start_new_session=True)'
-    result = await cut_off(
-        sandbox.bash, f"rm -f /tmp/beats; echo begun; python3 -c 'import subprocess; {start}'; echo X"
-    )
+    result = await cut_off(sandbox.bash, f"python3 -c 'import subprocess; {start}'; echo X")
     assert (result.timed_out, result.restarted) == (True, False)
     result = await sandbox.bash("wc -l </tmp/beats; sleep 0.3; wc -l </tmp/beats", 10)
     assert len(set(result.output.split())) == 1
