@@ -10,6 +10,7 @@ SIGTERM interrupt the command first, so that its fixtures can end what they bega
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -21,6 +22,7 @@ import time
 from pathlib import Path
 
 from rollyard.core.process_tree import adopt_orphans, kill_below
+from rollyard.engine.process.scratch_folder import PREFIX
 from rollyard.host.removed_folder import remove_folder
 
 GRACE_SECONDS = 60
@@ -29,6 +31,7 @@ GRACE_SECONDS = 60
 
 def main(command: list[str]) -> int:
     adopt_orphans()
+    older = _scratch()
     folder = _new_folder()
     folder.chmod(0o1777)  # tests run programs as other users too
     interrupted: list[int] = []
@@ -41,6 +44,7 @@ def main(command: list[str]) -> int:
     finally:
         left, _ = kill_below(GRACE_SECONDS)
         remove_folder(folder)
+        _remove_scratch(older)
     if left and not interrupted:
         print(f"the tests left {len(left)} processes running, now killed: {'; '.join(sorted(left))}", file=sys.stderr)
     return 128 + interrupted[0] if interrupted else status
@@ -53,6 +57,19 @@ def _new_folder() -> Path:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             return folder
+
+
+def _scratch() -> set[Path]:
+    """Return the scratch folders of model servers. They are in /tmp itself, so that the paths of their sockets are short."""
+    return set(Path("/tmp").glob(f"{PREFIX}*"))
+
+
+def _remove_scratch(older: set[Path]) -> None:
+    """Remove those that killed model servers have left. The lock of one that somebody uses is held."""
+    for folder in _scratch() - older:
+        with contextlib.suppress(OSError), (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_folder(folder)
 
 
 def _wait(run: subprocess.Popen[bytes], interrupted: list[int]) -> int:

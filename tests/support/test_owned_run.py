@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,24 @@ def test_a_daemon_and_a_folder_that_a_run_leaves_are_removed_and_told(tmp_path: 
     assert run.returncode == 0
     assert complaints.startswith("the tests left 1 processes running, now killed: python")
     _nothing_left(tmp_path / "said")
+
+
+SCRATCH = """
+import pathlib, sys, tempfile
+folder = pathlib.Path(tempfile.mkdtemp(prefix="ry-", dir="/tmp"))
+(folder / "lock").touch()
+pathlib.Path(sys.argv[1]).write_text(str(folder))
+"""
+
+
+def test_the_scratch_folder_of_a_killed_model_server_is_removed_and_an_older_one_stays(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="ry-", dir="/tmp") as older:
+        Path(older, "lock").touch()
+        run = _owned(SCRATCH, tmp_path / "said")
+        run.communicate(timeout=120)
+        assert run.returncode == 0
+        assert not Path((tmp_path / "said").read_text()).exists()
+        assert Path(older, "lock").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
