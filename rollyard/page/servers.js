@@ -83,7 +83,7 @@ function Weights({ weights }) {
   const op = weights.operation;
   const rows = [...(weights.history ?? [])].reverse().slice(0, 20);
   return html`<h3>Weights</h3>
-    ${op && html`<p>Last update: <${Mark} word=${op.phase} /> <strong>${op.target.version}</strong>, mode ${op.target.mode}, ${count(op.done)} of ${op.total ? count(op.total) : UNKNOWN} endpoints, began <${Time} at=${op.startedAt} />${op.finishedAt && html`, ended <${Time} at=${op.finishedAt} />`}. ${message(op.message ?? '')}</p>
+    ${op && html`<p>Last update: <${Mark} word=${op.phase} /> <strong>${op.target.version}</strong>, mode ${op.target.mode}, ${count(op.done)} of ${op.total ? count(op.total) : UNKNOWN} endpoints, began <${Time} at=${op.startedAt} />${op.finishedAt && html`, ended <${Time} at=${op.finishedAt} />`}. ${message(op.message ?? '')}${rows[0] && rows[0].version !== op.target.version && html` Since <${Time} at=${rows[0].since} /> the pool serves <strong>${rows[0].version}</strong>.`}</p>
       ${Object.keys(op.endpoints ?? {}).length > 0 && html`<ul class="notes">${Object.entries(op.endpoints).map(([id, p]) => html`<li key=${id}>${id}: <${Mark} word=${p.phase} /> since <${Time} at=${p.since} /> ${message(p.reason ?? '')}</li>`)}</ul>`}`}
     <${Table} caption="Weights versions, newest first" rows=${rows} keyOf=${(/** @type {any} */ r) => String(r.number)} empty="No version was served yet." columns=${[
       { head: 'Version', main: true, cell: (/** @type {any} */ r) => r.version }, { head: 'Number', figure: true, cell: (/** @type {any} */ r) => r.number },

@@ -79,8 +79,9 @@ def compare(
     namesakes = defaultdict[str, list[JobTime]](list)
     for job in jobs:
         namesakes[job.id].append(job)
+    known = {*accounts, *(id.partition("_")[0] for id in accounts)}  # an array's number is a job's too
     found = [
-        _compare(job, _runs(job, namesakes[job.id], accounts.get(job.id, ())), job.id in accounts, since, until)
+        _compare(job, _runs(job, namesakes[job.id], accounts.get(job.id, ())), job.id in known, since, until)
         for job in jobs
     ]
     found.sort(key=lambda one: (not one.why, -one.difference, one.job.id))

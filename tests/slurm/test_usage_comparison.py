@@ -61,6 +61,8 @@ def test_jobs_with_one_number_are_told_apart_by_name_and_submit() -> None:
     assert found["policy-ip-0"].why == [
         "accounting does not know the job: it never was in this Slurm, where job 1 is another one"
     ]
+    (found_beside,) = compared([moved], {"1_0": [account(NOW - HOUR, None, name="rollyard-demo-rp")]})
+    assert found_beside.why == found["policy-ip-0"].why
     burst = [account(NOW - HOUR, None, name="rollyard-policy-ip")]  # jobs of an array have the pool's name alone
     assert [one.slurm_cpu_hours for one in compared([moved, present], {"1": burst})] == [None, 8.0]
 
