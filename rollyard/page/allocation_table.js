@@ -30,7 +30,7 @@ const COLUMNS = [
   { head: 'Submitted', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.submitted} />` },
   { head: 'Started', cell: (/** @type {Span} */ s) => html`<${Time} at=${s.started} />` },
   { head: 'Ends', title: 'end of the job, or of its walltime', cell: (/** @type {Span} */ s) => html`${isMissed(s) ? 'before ' : ''}<${At} at=${s.ended ?? s.walltimeEnd} />` },
-  { head: 'Then', title: 'the allocation that replaces it, or when one is submitted', cell: (/** @type {Followed} */ s) => (s.successor ? html`<a href=${link(['allocations', s.successor], { ns: ns(s.namespace) })}>${s.successor}</a>` : s.planned ? html`a successor is submitted${s.planned.waits_for && ` after ${s.planned.waits_for} has started`}${s.planned.submit_at && html`, about <${At} at=${s.planned.submit_at} />`}` : '') },
+  { head: 'Then', title: 'the allocation that replaces it, or when one is submitted', cell: (/** @type {Followed} */ s) => (s.successor ? html`<a href=${link(['allocations', s.successor], { ns: ns(s.namespace) })}>${s.successor}</a>` : s.planned ? html`a successor is submitted${s.planned.waits_for && ` after ${s.planned.waits_for} has started`}${s.planned.submit_at && html`, about <${At} at=${s.planned.submit_at} />`}${s.planned.take_over_at && html`, and takes over about <${At} at=${s.planned.take_over_at} />`}` : '') },
   { head: 'Reason', wide: true, cell: (/** @type {Span} */ s) => `${message(s.reason)}${s.exitCode ? ` (exit code ${s.exitCode})` : ''}` },
 ];
 

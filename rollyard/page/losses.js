@@ -15,7 +15,7 @@ export const useLosses = (namespace, since, subject) => usePoll(url('/v1/rollout
 /** @param {{namespace: string, since: number, hours: number}} props since: Unix seconds, `hours` ago */
 export function Losses({ namespace, since, hours }) {
   const answer = useLosses(namespace, since, `${namespace} ${hours}`);
-  return html`<section aria-labelledby="losses"><h2 id="losses">Lost attempts and leases, by reason</h2>
+  return html`<section aria-labelledby="losses"><h2 id="losses">Lost attempts and leases, by reason</h2><p class="dim">In the time that is chosen above.</p>
     <${Loaded} of=${answer} what="losses">${(/** @type {any} */ d) => html`<${Table} stack caption="Losses by reason" rows=${d.rows} keyOf=${(/** @type {any} */ r) => `${r.reason} ${r.node}`} empty="No rollout lost an attempt or a lease, and went on, in this time." columns=${[
       { head: 'Reason', main: true, cell: (/** @type {any} */ r) => (r.reason
         ? html`<a title="rollouts of this time with such a loss" href=${link(['rollouts'], { ns: ns(namespace), lost_reason: r.reason, hours, sort: 'arrival' })}>${r.reason}</a>`

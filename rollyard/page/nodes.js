@@ -12,7 +12,7 @@ import { html } from './view.js';
 export function Nodes({ namespace, since, subject }) {
   const answer = usePoll(url('/v1/nodes', { namespace, since }), 15, subject);
   const losses = useLosses(namespace, since, subject);
-  return html`<section aria-labelledby="nodes"><h2 id="nodes">Nodes, the slowest first</h2>
+  return html`<section aria-labelledby="nodes"><h2 id="nodes">Nodes, the slowest INIT first</h2>
     <${Loaded} of=${answer} what="nodes">${(/** @type {any} */ d) => html`<${Rows} nodes=${d.nodes} losses=${losses.data?.rows} />`}<//><${Missed} of=${losses} what="losses" /></section>`;
 }
 
@@ -27,7 +27,7 @@ function Rows({ nodes: ended, losses }) {
   return html`<${Table} stack caption="Nodes" rows=${nodes} keyOf=${(/** @type {any} */ n) => n.node} empty="No rollout ended or lost anything on a node in this time." columns=${[
     { head: 'Node', main: true, cell: (/** @type {any} */ n) => n.node },
     { head: 'INIT', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.init_median ?? undefined) },
-    { head: 'Of the median', figure: true, title: 'INIT here / the median of INIT on all nodes', cell: (/** @type {any} */ n) => percent(share(n.init_median, middle)) },
+    { head: 'Of all nodes\' median', figure: true, title: 'INIT here / the median of INIT on all nodes', cell: (/** @type {any} */ n) => percent(share(n.init_median, middle)) },
     { head: 'RUN', figure: true, title: 'median seconds', cell: (/** @type {any} */ n) => duration(n.run_median ?? undefined) },
     { head: 'Rollouts', figure: true, cell: (/** @type {any} */ n) => count(n.rollouts) },
     { head: 'Faults', figure: true, title: 'rollouts whose last attempt ended here without a reward', cell: (/** @type {any} */ n) => count(faults(n)) },
