@@ -176,6 +176,9 @@ async def explain_nothing(client: AsyncClient, namespace: str, given: Mapping[st
         if kind not in kinds:
             there = ", ".join(kinds) or "none"
             say(f"no rollout of kind {kind!r} has ended in namespace {namespace!r}; kinds of those that have: {there}")
+    if matching := await client.count_rollouts(namespace, **conditions(given)):
+        say(f"{matching} rollouts match, and none of them has ended")
+        return
     say(f"0 of {await client.count_rollouts(namespace)} rollouts match in namespace {namespace!r}")
 
 

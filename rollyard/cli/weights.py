@@ -135,6 +135,9 @@ def weights_lines(weights: WeightsStatus) -> list[str]:
     if (operation := weights.operation) is None:
         return lines
     lines.append(f"  {_progress(operation)}")
+    current = weights.current
+    if current is not None and not operation.is_running and current.version != operation.target.version:
+        lines.append(f"  since {current.since:%Y-%m-%d %H:%M:%S} UTC the pool serves {current.version}")
     if operation.is_running and (waiting := [id for id, p in operation.endpoints.items() if p.transferring]):
         lines.append(f"    waiting for the trainer: {', '.join(waiting)}")
     failed = [[id, p.reason] for id, p in operation.endpoints.items() if p.phase == "Failed"]

@@ -260,8 +260,11 @@ async def test_no_warning_hides_the_others(opened: tuple[RunningProxy, Tab, Asyn
     assert tab.faults == []
 
 
-async def test_a_search_that_finds_none_says_why(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
+async def test_a_search_that_finds_none_says_why(opened: tuple[RunningProxy, Tab, AsyncClient], recorded: Yard) -> None:
     proxy, tab, _ = opened
+    for words in (("list", "--sort", "-ended"), ("summary",), ("profile",)):
+        _, told = await recorded.rollyard("rollouts", *words, "--prefix", "lost-twice")
+        assert "1 rollouts match, and none of them has ended" in told
     await tab.go(proxy.page + "#/rollouts?prefix=lost-twice")
     await tab.until(f"{MAIN}.includes('1 rollout matches and has not ended.')")
     await tab.click("main .empty a")
