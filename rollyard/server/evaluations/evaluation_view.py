@@ -233,8 +233,8 @@ def _conclusion(names: tuple[str, str], values: tuple[list[float], list[float]],
         return f"no task differs; of {len(values[0])} tasks, that does not show that none would"
     if found.p_value < SIGNIFICANT:
         return f"{names[found.difference > 0]} is better: p is below {SIGNIFICANT}"
-    few = "; the interval is too narrow for so few tasks" if found.interval.low * found.interval.high > 0 else ""
-    return f"not shown which is better: chance can explain the difference, for p is not below {SIGNIFICANT}{few}"
+    apart = ", although the interval does not contain 0" if found.interval.low * found.interval.high > 0 else ""
+    return f"not shown which is better: chance can explain the difference, for p is not below {SIGNIFICANT}{apart}"
 
 
 def _change(first: EvaluatedTask, second: EvaluatedTask) -> TaskChange:
