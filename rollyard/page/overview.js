@@ -38,8 +38,8 @@ export function Overview({ route }) {
     <${Waiting} namespace=${namespace} queued=${counts.data?.queued} allocations=${objects('Allocation', namespace)} />
     <section aria-labelledby="batches"><h2 id="batches">Batches</h2>
       <${Loaded} of=${batches} what="batches">${(/** @type {any} */ b) => html`<${RunningBatches} batches=${b.batches} />`}<//></section>
-    <section aria-labelledby="events"><h2 id="events">Events</h2>
-      <${Events} events=${newest((e) => e.metadata.namespace === namespace, 12)} /></section></div>`;
+    <section aria-labelledby="events"><h2 id="events">Events</h2><p class="dim">By reason and pool, each with its newest object and message.</p>
+      <${Events} events=${mergedByPool(newest((e) => e.metadata.namespace === namespace)).slice(0, 12)} /></section></div>`;
 }
 
 /** @param {{namespace: string}} props */

@@ -254,6 +254,9 @@ async def test_no_warning_hides_the_others(opened: tuple[RunningProxy, Tab, Asyn
     assert ["▲ JobFailed", "1", "rare-ip-1", "of rare-ip-1"] in rows
     assert ["▲ Other0", "2", "rare", "of rare"] in rows
     assert len(rows) == 12
+    listed = [row[1] for row in await cells(tab, "Events")]
+    assert len(listed) == 12
+    assert (listed.count("▲ SubmitRefused"), listed.count("▲ JobFailed")) == (1, 1)
     text = await tab.evaluate(MAIN)
     assert re.search(r"\d+ more, last seen earlier\. rollyard events shows all", text)
     assert re.search(r"The page has events since [0-9: -]+ only", text)
