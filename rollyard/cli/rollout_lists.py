@@ -177,7 +177,8 @@ async def explain_nothing(client: AsyncClient, namespace: str, given: Mapping[st
             there = ", ".join(kinds) or "none"
             say(f"no rollout of kind {kind!r} has ended in namespace {namespace!r}; kinds of those that have: {there}")
     if matching := await client.count_rollouts(namespace, **conditions(given)):
-        say(f"{matching} rollouts match, and none of them has ended")
+        why = "each has not ended, is a check, or lacks the value of --sort"
+        say(f"{matching} rollouts match, and none of them counts here: {why}")
         return
     say(f"0 of {await client.count_rollouts(namespace)} rollouts match in namespace {namespace!r}")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollyard.cli.batches import described
+from rollyard.cli.batches import described, stepped
 from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef
+from rollyard.kinds.metric_history import BatchHistory, TrainingStep
 from rollyard.server.batches.batch_view import view
 from rollyard.store.batch_records import BatchRecord, LengthSums
 
@@ -35,3 +36,21 @@ def test_a_description_has_waste_bias_staleness_and_what_was_passed_over() -> No
 
 def test_a_batch_without_workers_says_where_to_look() -> None:
     assert described(view(replace(BATCH, open=3), None, REQUEST))[-1].endswith("`rollyard describe rolloutpool swe`")
+
+
+def test_the_reward_of_the_last_ten_steps_is_beside_that_of_those_before() -> None:
+    unknown = dict.fromkeys(name for name, field in TrainingStep.model_fields.items() if field.is_required())
+    counts = dict.fromkeys(("groups", "all_low", "all_high", "other", "faulty", "wasted_tokens", "rollouts"), 0)
+    steps = [
+        TrainingStep.model_validate(
+            {
+                **unknown, **counts, "batch": "b", "step": step, "began_at": 0.0, "ended_at": 0.0,
+                "judged_rollouts": 1 + step % 2, "judged_reward_mean": float(step >= 5),
+            }
+        )
+        for step in range(15)
+    ]  # fmt: skip
+    history = BatchHistory(id="b", namespace="default", pool="p", series="s", steps=steps)
+    assert "mean reward of the last 10 steps 1.000; of the 5 before: 0.000" in stepped(history)
+    few = history.model_copy(update={"steps": steps[:10]})
+    assert not any("of the last" in line for line in stepped(few))

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rollyard.kinds.event import InvolvedObject
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.page_proxy.recording import RECORDING, read, restore
 from rollyard.server.rollouts.step import Finished, Granted, Lost, step
+from rollyard.store.base import RolloutRecord
 from rollyard.store.store import Store
 from tests.page_proxy.conftest import RunningProxy, start
 from tests.page_proxy.test_pages import sign_in
@@ -61,9 +63,22 @@ async def add_losses(yard: Yard) -> None:
         record, _ = step(record, event)
     store = await Store.open(yard.data)
     try:
-        await store.rollouts.transact(lambda tx: tx.put(record))
+        await store.rollouts.transact(lambda tx: [tx.put(one) for one in (record, *of_two_kinds(now))])
     finally:
         await store.close()
+
+
+def of_two_kinds(now: float) -> list[RolloutRecord]:
+    """Make three ended rollouts in a namespace of their own."""
+    return [
+        replace(
+            make.rollout(f"kind-{number}", status=Status.COMPLETED, reward=1.0, summary={"tokens": tokens, "turns": 1}),
+            namespace="kinds",
+            task_kind=kind,
+            finished_at=now,
+        )
+        for number, (kind, tokens) in enumerate((("math", 10), ("code", 30), ("code", 60)))
+    ]
 
 
 async def add_warnings(yard: Yard) -> None:
@@ -137,6 +152,14 @@ async def test_where_time_and_tokens_go(opened: tuple[RunningProxy, Tab, AsyncCl
     await tab.until(f"{MAIN}.includes('{len(rows)} rollout')")
     await tab.click("main a[href^='#/rollouts/']")
     await tab.until("[...document.querySelectorAll('.call .mark')].some(m => m.textContent.includes('failed'))")
+    assert tab.faults == []
+
+
+async def test_tokens_of_several_task_kinds(opened: tuple[RunningProxy, Tab, AsyncClient]) -> None:
+    proxy, tab, _ = opened
+    await tab.go(proxy.page + "#/profile?ns=kinds")
+    found = await cells(tab, "Tokens by task kind")
+    assert found == [["code", "2", "90", "45", "90%"], ["math", "1", "10", "10", "10%"]]
     assert tab.faults == []
 
 
@@ -267,7 +290,7 @@ async def test_a_search_that_finds_none_says_why(opened: tuple[RunningProxy, Tab
     proxy, tab, _ = opened
     for words in (("list", "--sort", "-ended"), ("summary",), ("profile",)):
         _, told = await recorded.rollyard("rollouts", *words, "--prefix", "lost-twice")
-        assert "1 rollouts match, and none of them has ended" in told
+        assert "1 rollouts match, and none of them counts here: each has not ended" in told
     await tab.go(proxy.page + "#/rollouts?prefix=lost-twice")
     await tab.until(f"{MAIN}.includes('1 rollout matches and has not ended.')")
     await tab.click("main .empty a")
